@@ -1,0 +1,75 @@
+"""The base of all configuration models, and the YAML reader that explains what is wrong with a file.
+
+PyYAML follows YAML 1.1, where ``1e-6`` is a string; here it is a number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from slime_plugin.errors import ConfigError
+
+
+class Frozen(BaseModel):
+    """A model whose instances do not change and whose unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+Model = TypeVar("Model", bound=Frozen)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the floats of YAML 1.2."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+
+
+def load_config(path: str | Path, model: type[Model]) -> Model:
+    """The configuration in a YAML file, or a :class:`ConfigError` with one line per mistake."""
+    try:
+        value = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a SafeLoader
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    return parse_config({} if value is None else value, model, str(path))
+
+
+def parse_config(value: Any, model: type[Model], where: str) -> Model:
+    """The configuration in a parsed value."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        lines = [f"{where}: {_explain(detail, model)}" for detail in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _explain(detail: ErrorDetails, model: type[Frozen]) -> str:
+    keys = [str(key) for key in detail["loc"]]
+    place = ".".join(keys) or "the whole file"
+    if detail["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(keys[-1], sorted(_all_keys(model)), n=1)
+        return f"{place}: unknown key" + (f"; did you mean {close[0]!r}?" if close else "")
+    return f"{place}: {detail['msg']}, but it is {detail['input']!r:.60}"
+
+
+def _all_keys(model: type[BaseModel]) -> set[str]:
+    """Every key anywhere below a model: where a key was misspelt, its neighbours are what was meant."""
+    schema = model.model_json_schema()
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return {key for part in parts for key in part.get("properties", {})}

@@ -1,0 +1,56 @@
+"""How a rollout is turned into training input: the ``method:`` switch of a configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from slime_plugin.config.frozen import Frozen
+
+Packing = Literal["trie", "replicated", "union"]
+PACKINGS: tuple[str, ...] = get_args(Packing)
+
+
+class NaiveCompressed(Frozen):
+    """One chain over the final compressed context. Not exact: a baseline."""
+
+    type: Literal["naive_compressed"] = "naive_compressed"
+
+
+class NaiveFull(Frozen):
+    """One chain over everything that was ever visible. Not exact: a baseline."""
+
+    type: Literal["naive_full"] = "naive_full"
+
+
+class LogitTree(Frozen):
+    """One chain per branch. Exact, for any model."""
+
+    type: Literal["logittree"] = "logittree"
+
+
+class Mask4d(Frozen):
+    """All branches in one pass. Exact with the packings trie and replicated."""
+
+    type: Literal["mask4d"] = "mask4d"
+    packing: Packing = "trie"
+    budget: int | None = Field(default=None, ge=1)
+    """Most tokens of one row; a larger tree is split over several rows. Unlimited if not set."""
+
+
+class Sdcc(Frozen):
+    """Self-distillation for conditioning consistency: naive_compressed plus a KL at the diverging leaves."""
+
+    type: Literal["sdcc"] = "sdcc"
+
+
+Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc, Field(discriminator="type")]
+
+
+class Cell(Frozen):
+    """One training set-up."""
+
+    method: Method = Mask4d()
+    std: bool = True
+    """Divide advantages by the standard deviation of their group."""

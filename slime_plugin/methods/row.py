@@ -1,0 +1,145 @@
+"""What the trainer sees: rows of tokens, each with the token it follows.
+
+A plain sequence is the row whose parent is ``i - 1``; a tree is a row whose parents are not. The position id of a
+token is its depth under its root, and its loss, if it has one, is the log-probability of the token given the path
+that ends at its parent. Legend: N tokens of a row, L tape tokens, K edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slime_plugin.record import Record
+from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray
+from slime_plugin.tree import Trajectory, Trie
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Which tokens a query of the union row may see: those before it in the view of its own layer."""
+
+    layer: IntArray
+    """[N] the layer in which the token first appears."""
+    rank: IntArray
+    """[K+1, N] its place in each view, -1 where it is not in it."""
+
+    def mask(self) -> BoolArray:
+        """[N, N] whether query i sees key j."""
+        rank_of_key = self.rank[self.layer]  # [N, N] place of key j in the view of query i
+        own = np.diagonal(rank_of_key)[:, None]
+        return (rank_of_key >= 0) & (rank_of_key <= own)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training input of N tokens."""
+
+    tokens: IntArray
+    tape: IntArray
+    """[N] where each token stands on the tape."""
+    parent: IntArray
+    """[N] index of the token it follows; -1 for a root."""
+    position: IntArray
+    """[N] position id: depth under the root."""
+    loss_mask: BoolArray
+    """[N] the token is trained, here and in no other row of the rollout."""
+    rollout_logprobs: FloatArray
+    """[N] as logged at decode time; NaN where there is no loss."""
+    lifetimes: Lifetimes | None = None
+    """Only for the union packing, whose attention is not a tree."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A row without loss or gradient whose predictions are the targets at the student's diverging leaves."""
+
+    row: Row
+    student: IntArray
+    """[D] index of each leaf in the student row."""
+    teacher: IntArray
+    """[D] index of the same tape token in this row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything one rollout contributes to a training step."""
+
+    method: str
+    rows: tuple[Row, ...]
+    packing: str | None = None
+    teachers: tuple[Teacher, ...] = ()
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """Sampled tokens that are not trained, by cause. Every sampled token is either trained once or counted here."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to compute with gradient."""
+        return sum(len(row) for row in self.rows)
+
+    @property
+    def teacher_tokens(self) -> int:
+        """Tokens to compute without gradient."""
+        return sum(len(teacher.row) for teacher in self.teachers)
+
+    @property
+    def trained(self) -> int:
+        return sum(int(row.loss_mask.sum()) for row in self.rows)
+
+
+def chain_row(record: Record, tape: IntArray, loss_mask: BoolArray) -> Row:
+    """A plain sequence: each token follows the one before."""
+    steps = np.arange(-1, tape.size, dtype=np.int32)
+    return _row(record, tape, steps[:-1], steps[1:], loss_mask)
+
+
+def trie_row(record: Record, trie: Trie) -> Row:
+    """A prefix tree in depth-first order."""
+    return _row(record, trie.tape, trie.parent, trie.depth, trie.trained)
+
+
+def forest_row(record: Record, chains: list[Row]) -> Row:
+    """Chains side by side in one row: positions restart at each, and none sees another."""
+    offsets = np.cumsum([0] + [len(chain) for chain in chains[:-1]])
+    parents = [np.where(c.parent < 0, -1, c.parent + o) for c, o in zip(chains, offsets, strict=True)]
+    return _row(
+        record,
+        np.concatenate([chain.tape for chain in chains]),
+        np.concatenate(parents).astype(np.int32),
+        np.concatenate([chain.position for chain in chains]),
+        np.concatenate([chain.loss_mask for chain in chains]),
+    )
+
+
+def union_row(trajectory: Trajectory, stop: int) -> Row:
+    """The first ``stop`` tape tokens, each following the one before it in the view of its own layer."""
+    record = trajectory.record
+    tape = np.arange(stop, dtype=np.int32)
+    parent = np.full(stop, -1, dtype=np.int32)
+    rank = np.full((trajectory.layers, stop), -1, dtype=np.int32)
+    for k, view in enumerate(trajectory.views):
+        kept = view[view < stop]
+        rank[k, kept] = np.flatnonzero(view < stop)
+        follows = np.concatenate(([-1], view[:-1])).astype(np.int32)
+        here = (trajectory.born[view] == k) & (view < stop)
+        parent[view[here]] = follows[here]
+    row = _row(record, tape, parent, trajectory.depth[:stop], record.generated[:stop])
+    return Row(
+        row.tokens,
+        row.tape,
+        row.parent,
+        row.position,
+        row.loss_mask,
+        row.rollout_logprobs,
+        Lifetimes(trajectory.born[:stop], rank),
+    )
+
+
+def _row(record: Record, tape: IntArray, parent: IntArray, position: IntArray, loss_mask: BoolArray) -> Row:
+    logprobs = np.where(loss_mask, record.logprobs[tape], np.float32(np.nan))
+    return Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs)

@@ -1,0 +1,30 @@
+"""The record of one rollout: a tape of tokens and the views of it that the policy saw.
+
+The record is the waist of the system. The rollout side writes it and knows nothing of training; the training side
+reads it and knows nothing of harnesses. :mod:`.schema` states the contract, :mod:`.checks` enforces it,
+:mod:`.interchange` is the JSON form, :mod:`.store` the binary form of a run, :mod:`.files` opens either.
+"""
+
+from slime_plugin.record.files import Entry, read_entries, read_records
+from slime_plugin.record.interchange import VERSION, dump_record, parse_record
+from slime_plugin.record.labels import KINDS, STATUSES, Edit, Meta
+from slime_plugin.record.schema import Record, Span, View
+from slime_plugin.record.store import StoreWriter, scan_store
+
+__all__ = [
+    "KINDS",
+    "STATUSES",
+    "VERSION",
+    "Edit",
+    "Entry",
+    "Meta",
+    "Record",
+    "Span",
+    "StoreWriter",
+    "View",
+    "dump_record",
+    "parse_record",
+    "read_entries",
+    "read_records",
+    "scan_store",
+]

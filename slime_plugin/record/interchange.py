@@ -1,0 +1,132 @@
+"""Interchange JSON, version 1: the form in which records are read, written and exchanged by people and other
+programs.
+
+    {"version": 1, "tokens": [..], "generated": [0|1 ..], "logprobs": [float|null ..],
+     "views": [[[start, stop], ..], ..], "edits": [{"kind": .., "author": ..}], "meta": {..}}
+
+Further fields may be added and are carried along; a version this reader does not know is refused. What Python's
+``json`` would quietly accept (NaN, a key given twice) is refused too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from slime_plugin.errors import Defect, RecordError
+from slime_plugin.record.arrays import FloatArray
+from slime_plugin.record.labels import Json
+from slime_plugin.record.schema import Record, record_label
+
+VERSION = 1
+FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
+
+
+def parse_record(text: str | bytes) -> Record:
+    """The record in a JSON text, or a :class:`RecordError` that says what is wrong with it."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
+    except json.JSONDecodeError as error:
+        raise _unreadable(_json_problem(error)) from None
+    except UnicodeDecodeError as error:
+        raise _unreadable(f"byte {error.start} is not UTF-8; records are JSON text") from None
+    except RecursionError:
+        raise _unreadable("nested too deeply to be a record") from None
+    except ValueError as error:  # a constant, a key given twice, an integer of thousands of digits
+        raise _unreadable(str(error).split(";")[0]) from None
+    return record_from_json(value)
+
+
+def record_from_json(value: Json) -> Record:
+    """The record in a parsed JSON value."""
+    if not isinstance(value, Mapping):
+        raise _unreadable(f"a JSON {type(value).__name__}, not an object; one record is one object")
+    where = record_label(value.get("meta"))
+    check_version(where, value.get("version"))
+    missing = [key for key in FIELDS if key not in value]
+    if missing:
+        raise RecordError(where, [Defect(key, f"missing; a record has {', '.join(FIELDS)}") for key in missing])
+    return Record(
+        tokens=value["tokens"],
+        generated=value["generated"],
+        logprobs=value["logprobs"],
+        views=value["views"],
+        edits=value["edits"],
+        meta=value["meta"],
+        extra={key: value[key] for key in value if key not in FIELDS},
+    )
+
+
+def check_version(where: str, version: object) -> None:
+    if version is None:
+        raise RecordError(where, [Defect("version", f'missing; this reader knows version {VERSION}: add "version": 1')])
+    if type(version) is not int or version != VERSION:
+        raise RecordError(
+            where,
+            [
+                Defect(
+                    "version",
+                    f"{version!r:.40} but this reader knows {VERSION}; upgrade memorywalker to read newer ones",
+                )
+            ],
+        )
+
+
+def record_to_json(record: Record) -> dict[str, Json]:
+    """The record as plain Python values. For long records :func:`dump_record` is faster and more compact."""
+    value: dict[str, Json] = json.loads(dump_record(record))
+    return value
+
+
+def dump_record(record: Record) -> str:
+    """One line of JSON. Log-probabilities get the fewest digits that read back as the same float32."""
+    parts = {
+        "version": str(VERSION),
+        "tokens": _dumps(record.tokens.tolist()),
+        "generated": _dumps(record.generated.view(np.int8).tolist()),
+        "logprobs": "[" + ",".join(_logprob_texts(record.logprobs)) + "]",
+        "views": _dumps(record.views),
+        "edits": _dumps([edit.to_json() for edit in record.edits]),
+        "meta": _dumps(record.meta.to_json()),
+    }
+    parts |= {key: _dumps(value) for key, value in record.extra.items()}
+    return "{" + ",".join(f"{_dumps(key)}:{text}" for key, text in parts.items()) + "}"
+
+
+def _logprob_texts(logprobs: FloatArray) -> list[str]:
+    texts = logprobs.astype(np.str_)
+    texts[np.isnan(logprobs)] = "null"
+    return list(texts.tolist())
+
+
+def _dumps(value: Json) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON, write null where there is no number")
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice[:40]!r} is given twice in one object")
+    return value
+
+
+def _json_problem(error: json.JSONDecodeError) -> str:
+    place = f"line {error.lineno} column {error.colno} (character {error.pos} of {len(error.doc)})"
+    if not error.doc.strip():
+        return "the text is empty; a record is a JSON object"
+    if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
+        return f"the JSON ends unfinished at {place}; the file was cut off - write it again"
+    return f"not JSON at {place}: {error.msg}"
+
+
+def _unreadable(problem: str) -> RecordError:
+    return RecordError("record", [Defect("json", problem)])

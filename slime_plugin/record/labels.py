@@ -1,0 +1,106 @@
+"""What a record says about itself: its edits and its meta data.
+
+Both keep the keys they do not know under ``extra`` and write them back unchanged, so that a later release or a user's
+own harness can add keys without this reader losing them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_plugin.errors import Defect
+
+KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "unknown")
+"""What an edit did. ``unknown`` is for a break in the context whose cause could not be recovered."""
+
+STATUSES = ("completed", "truncated", "aborted", "failed")
+"""How a rollout ended. Aborted and failed rollouts carry no reward and leave the group baseline."""
+
+LARGEST_REWARD = 1e18
+"""A reward beyond this cannot be squared in float32, so no group could be normalised with it."""
+
+Json = Any
+"""A value that the ``json`` module can write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What happened between view k and view k+1. Which positions left and came is derived from the two views."""
+
+    kind: str = "unknown"
+    author: str | None = None
+    """Who decided: "policy", "harness", or whatever name the harness gives."""
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Json]:
+        return {"kind": self.kind, "author": self.author, **self.extra}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> Edit:
+        known, extra = _split(value, ("kind", "author"))
+        return cls(**known, extra=extra)
+
+    def defects(self, where: str) -> Iterator[Defect]:
+        """What is wrong with values that came from a file, whatever their declared types."""
+        kind: Any = self.kind
+        author: Any = self.author
+        if kind not in KINDS:
+            yield Defect(f"{where}.kind", f"{kind!r:.40} is not a kind of edit; use {_nearest(kind, KINDS)}")
+        if not isinstance(author, str | None):
+            yield Defect(f"{where}.author", f"{author!r:.40} is not a name; use a string or leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Where a record comes from and how its rollout ended. Absent is None, never a made-up value."""
+
+    id: str | int | None = None
+    """Unique within a run: one rollout, one record, one id."""
+    harness: str | None = None
+    group: str | int | None = None
+    """The prompt this rollout was sampled for; the baseline is taken over all rollouts of a group."""
+    reward: float | None = None
+    status: str = "completed"
+    weight_version: str | int | None = None
+    extra: Mapping[str, Json] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Json]:
+        known = {key: getattr(self, key) for key in _META_KEYS}
+        return {key: value for key, value in known.items() if value is not None} | dict(self.extra)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> Meta:
+        known, extra = _split(value, _META_KEYS)
+        return cls(**known, extra=extra)
+
+    def defects(self) -> Iterator[Defect]:
+        """What is wrong with values that came from a file, whatever their declared types."""
+        fields: dict[str, Any] = {key: getattr(self, key) for key in _META_KEYS}
+        for key in ("id", "group", "weight_version"):
+            if isinstance(fields[key], bool) or not isinstance(fields[key], str | int | None):
+                yield Defect(f"meta.{key}", f"{fields[key]!r:.40} is neither a string nor a whole number")
+        harness, reward, status = fields["harness"], fields["reward"], fields["status"]
+        if not isinstance(harness, str | None):
+            yield Defect("meta.harness", f"{harness!r:.40} is not a name; use a string or leave it out")
+        if isinstance(reward, bool) or not isinstance(reward, float | int | None):
+            yield Defect("meta.reward", f"{reward!r:.40} is not a number; leave it out if there is no reward")
+        elif reward is not None and not -LARGEST_REWARD <= reward <= LARGEST_REWARD:  # NaN fails this too
+            yield Defect("meta.reward", f"not a finite number within {LARGEST_REWARD:g}; leave it out if there is none")
+        if status not in STATUSES:
+            yield Defect("meta.status", f"{status!r:.40} is not how a rollout ends; use {_nearest(status, STATUSES)}")
+
+
+_META_KEYS = ("id", "harness", "group", "reward", "status", "weight_version")
+
+
+def _split(value: Mapping[str, Json], keys: tuple[str, ...]) -> tuple[dict[str, Json], dict[str, Json]]:
+    known = {key: value[key] for key in keys if key in value}
+    return known, {key: value[key] for key in value if key not in keys}
+
+
+def _nearest(word: object, words: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(str(word), words, n=1)
+    return f"'{close[0]}'" if close else f"one of {', '.join(words)}"

@@ -1,0 +1,155 @@
+"""A record: the tape, and the views of it under which the policy sampled.
+
+The contract, in one sentence: **a token generated in layer k was sampled under exactly the prefix that view k has
+before it.** A layer is a maximal run of turns without an edit, and view k is the live context at the end of layer
+k, so a token belongs to the layer whose view is the first to hold it. Everything a trainer needs follows from that
+sentence.
+
+The paper's running example: a prompt ``s``, tokens ``y1 .. y12`` and the answer ``y13``, where y5 is evicted after
+y7, y8 after y10 and y11 after y12. With ``s`` at tape position 0 and ``yi`` at position i, the views are ::
+
+    view 0   s y1 y2 y3 y4 y5 y6 y7                            [0, 8)
+    view 1   s y1 y2 y3 y4    y6 y7 y8 y9 y10                  [0, 5) [6, 11)
+    view 2   s y1 y2 y3 y4    y6 y7    y9 y10 y11 y12          [0, 5) [6, 8) [9, 13)
+    view 3   s y1 y2 y3 y4    y6 y7    y9 y10     y12 y13      [0, 5) [6, 8) [9, 11) [12, 14)
+
+y9 first stands in view 1, hence its live prefix is ``s y1 y2 y3 y4 y6 y7 y8``. A position may come back later and
+in another place: views are lists of spans in context order, so an evicted, retrieved and restored span is no
+special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slime_plugin.errors import Defect, RecordError
+from slime_plugin.record import checks
+from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, as_flags, as_logprobs, as_tokens
+from slime_plugin.record.labels import Edit, Json, Meta
+
+Span = tuple[int, int]
+"""Tape positions ``[start, stop)``."""
+View = tuple[Span, ...]
+"""A live context: spans of the tape, in context order."""
+
+_NO_META = Meta()
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Record:
+    """One rollout. An instance is always valid: whatever breaks the contract raises :class:`RecordError` here.
+
+    >>> record = Record(
+    ...     tokens=[7, 8, 9, 5],
+    ...     generated=[0, 1, 0, 1],
+    ...     logprobs=[None, -0.5, None, -0.25],
+    ...     views=[[(0, 2)], [(0, 1), (2, 4)]],
+    ...     edits=[Edit("pop", "policy")],
+    ... )
+    >>> record
+    Record(id=None, 4 tokens, 2 generated, 2 views)
+    >>> record.view_positions(1).tolist()
+    [0, 2, 3]
+    """
+
+    tokens: IntArray
+    """[L] every token that was ever in a live context, once, in order of first appearance: the tape, ``H_full``."""
+    generated: BoolArray
+    """[L] the policy sampled it."""
+    logprobs: FloatArray
+    """[L] logged by the rollout engine at decode time; NaN where not generated."""
+    views: tuple[View, ...]
+    """K+1 live contexts, one per layer; the last is the compressed walk ``H_comp``."""
+    edits: tuple[Edit, ...]
+    """K edits, one between each view and the next."""
+    meta: Meta
+    extra: Mapping[str, Json]
+    """Further top-level fields of the interchange form, carried along unread."""
+
+    def __init__(
+        self,
+        tokens: Any,
+        generated: Any,
+        logprobs: Any,
+        views: Sequence[Sequence[Sequence[int]]],
+        edits: Sequence[Edit | Mapping[str, Json]] = (),
+        meta: Meta | Mapping[str, Json] = _NO_META,
+        extra: Mapping[str, Json] | None = None,
+    ) -> None:
+        """Takes lists or arrays. The three sequences over the tape are ``Any`` because they are checked here."""
+        found: list[Defect] = []
+
+        def keep(name: str, value: Any) -> None:
+            if isinstance(value, Defect):
+                found.append(value)
+            else:
+                object.__setattr__(self, name, value)
+
+        keep("meta", checks.as_meta(meta))
+        keep("tokens", as_tokens(tokens))
+        length = len(tokens) if hasattr(tokens, "__len__") else 0
+        keep("generated", as_flags(generated, length))
+        keep("logprobs", as_logprobs(logprobs, length))
+        keep("views", checks.as_views(views, length))
+        keep("edits", checks.as_edits(edits))
+        keep("extra", dict(extra or {}))
+        if not found:
+            found.extend(checks.find_defects(self))
+        if found:
+            raise RecordError(record_label(meta), found)
+
+    @property
+    def label(self) -> str:
+        """How messages name this record."""
+        return record_label(self.meta)
+
+    def view_positions(self, k: int) -> IntArray:
+        """Tape positions of view k, in context order."""
+        return span_positions(self.views[k])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (
+            np.array_equal(self.tokens, other.tokens)
+            and np.array_equal(self.generated, other.generated)
+            and np.array_equal(self.logprobs, other.logprobs, equal_nan=True)
+            and (self.views, self.edits, self.meta, self.extra) == (other.views, other.edits, other.meta, other.extra)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside: comparable, not hashable
+
+    def __repr__(self) -> str:
+        generated = int(self.generated.sum())
+        return f"Record(id={self.meta.id!r}, {len(self)} tokens, {generated} generated, {len(self.views)} views)"
+
+
+def span_positions(spans: Sequence[Span]) -> IntArray:
+    """The positions of the spans, one after the other.
+
+    >>> span_positions([(4, 6), (0, 2)]).tolist()
+    [4, 5, 0, 1]
+    """
+    if len(spans) == 1:
+        return np.arange(*spans[0], dtype=np.int32)
+    bounds = np.array(spans, dtype=np.int32).reshape(-1, 2)
+    lengths = bounds[:, 1] - bounds[:, 0]
+    offsets = np.cumsum(lengths) - lengths
+    positions: IntArray = np.arange(lengths.sum(), dtype=np.int32)
+    positions += np.repeat(bounds[:, 0] - offsets.astype(np.int32), lengths)
+    return positions
+
+
+def record_label(meta: object) -> str:
+    """``record 17-3 (agentfold)``, from as much of the meta data as is there."""
+    fields = meta.to_json() if isinstance(meta, Meta) else meta if isinstance(meta, Mapping) else {}
+    name, harness = fields.get("id"), fields.get("harness")
+    label = "record without id" if name is None else f"record {str(name)[:80]}"
+    return label if harness is None else f"{label} ({str(harness)[:40]})"

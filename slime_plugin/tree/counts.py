@@ -1,0 +1,90 @@
+"""The numbers that describe a trajectory tree, in the paper's notation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from slime_plugin.tree.branches import branches_of
+from slime_plugin.tree.leaves import diverging_leaves
+from slime_plugin.tree.trajectory import Trajectory
+from slime_plugin.tree.trie import build_trie
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One rollout. Field names are the keys of the JSON output."""
+
+    K: int
+    """Edits, so K+1 layers."""
+    D: int
+    """Diverging leaves."""
+    E: tuple[int, ...]
+    """|E_k|: positions that edit k took out of the live context."""
+    L: int
+    """Tape tokens, |H_full|."""
+    C: int
+    """Tokens of the last view, |H_comp|."""
+    R: int
+    """Sampled tokens."""
+    longest_view: int
+    """Tokens of the longest live context."""
+    branch_tokens: int
+    """Sum over the branches: what LogitTree computes."""
+    trie_tokens: int
+    """Distinct (prefix, token) pairs above a trained token: the least any exact method computes."""
+    evicted: int
+    """Tape positions that left the live context at least once."""
+
+    @property
+    def compression(self) -> float:
+        """Share of the tape that left the live context at least once; the paper's c_i."""
+        return self.evicted / self.L
+
+    @property
+    def trie_ratio(self) -> float | None:
+        """``trie_tokens / branch_tokens``; None if nothing was sampled."""
+        return self.trie_tokens / self.branch_tokens if self.branch_tokens else None
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self) | {"compression": self.compression, "trie_ratio": self.trie_ratio}
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How often and how deeply a set of rollouts was compressed."""
+
+    frequency: float
+    """Share of rollouts with an eviction."""
+    depth: float | None
+    """Mean share evicted over those rollouts; None, not 0, if there is none."""
+
+
+def count(trajectory: Trajectory) -> Counts:
+    record = trajectory.record
+    branches = branches_of(trajectory)
+    evictions = [trajectory.evicted(k) for k in range(trajectory.layers - 1)]
+    ever = np.zeros(len(record), dtype=np.bool_)
+    for evicted in evictions:
+        ever[evicted] = True
+    return Counts(
+        K=trajectory.layers - 1,
+        D=int(diverging_leaves(trajectory).size),
+        E=tuple(int(evicted.size) for evicted in evictions),
+        L=len(record),
+        C=int(trajectory.views[-1].size),
+        R=int(record.generated.sum()),
+        longest_view=max(int(view.size) for view in trajectory.views),
+        branch_tokens=sum(len(branch) for branch in branches),
+        trie_tokens=len(build_trie(record.tokens, branches)) if branches else 0,
+        evicted=int(ever.sum()),
+    )
+
+
+def compression_of(counts: list[Counts]) -> Compression:
+    shares = [c.compression for c in counts if c.evicted]
+    return Compression(
+        frequency=len(shares) / len(counts) if counts else 0.0,
+        depth=float(np.mean(shares)) if shares else None,
+    )

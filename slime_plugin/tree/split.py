@@ -1,0 +1,58 @@
+"""Split a tree that is larger than a token budget into trees that fit, duplicating as little trunk as possible.
+
+In lexicographic order a run of neighbouring branches spans a subtree whose size is the sum of the branches less
+what each shares with the one before. Choosing where to cut that order is a shortest path over K+1 places: O(K^2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from slime_plugin.errors import LayoutError
+from slime_plugin.record.arrays import IntArray
+from slime_plugin.tree.branches import Branch
+from slime_plugin.tree.trie import build_trie, sort_branches
+
+
+def split_branches(
+    tokens: IntArray, branches: Sequence[Branch], budget: int, label: str = "record"
+) -> list[list[Branch]]:
+    """Groups of branches, each with a prefix tree of at most ``budget`` nodes, with the fewest nodes in total.
+
+    Every branch is in exactly one group, so every sampled token keeps exactly one loss. The extreme is one group
+    per branch, which is LogitTree; a branch that is larger than the budget on its own cannot be split without
+    losing its context.
+    """
+    longest = max(branches, key=len, default=None)
+    if longest is None:
+        return []
+    if len(longest) > budget:
+        raise LayoutError(
+            f"{label}: the branch of layer {longest.layer} has {len(longest)} tokens, the budget is {budget}; "
+            f"raise the budget to at least {len(longest)}, or leave this rollout out"
+        )
+    trie = build_trie(tokens, branches)
+    if len(trie) <= budget:
+        return [list(branches)]
+    order, adjacent = sort_branches(tokens, branches)
+    # Twins are counted in full: a group holds at most as many as the whole tree, so its size is never underestimated.
+    lengths = np.array([len(branches[b]) for b in order])
+    alone = lengths + np.array(trie.twins)[order]
+    behind = alone - np.concatenate(([0], adjacent))  # as the neighbour of the one before
+    upto = np.concatenate(([0], np.cumsum(behind)))
+    fewest = np.zeros(len(order) + 1, dtype=np.int64)  # nodes that the first j branches need
+    cut = np.zeros(len(order) + 1, dtype=np.intp)  # where the last of their groups begins
+    for j in range(1, len(order) + 1):
+        sizes = alone[:j] + upto[j] - upto[1 : j + 1]  # of the groups [i, j)
+        sizes[-1] = lengths[j - 1]  # one branch has no twins
+        total = np.where(sizes <= budget, fewest[:j] + sizes, np.iinfo(np.int64).max)
+        cut[j] = int(np.argmin(total))
+        fewest[j] = total[cut[j]]
+    groups, stop = [], len(order)
+    while stop:
+        start = int(cut[stop])
+        groups.append([branches[b] for b in sorted(order[start:stop])])
+        stop = start
+    return sorted(groups, key=lambda group: group[0].layer)

@@ -1,0 +1,193 @@
+"""The prefix tree of a rollout's branches: every distinct (prefix, token) pair once, in depth-first order.
+
+Branches share a node when their tokens are equal from the root on, whatever tape positions they come from; that
+holds for an editor's spans and for a black-box payload alike. Two properties make the tree exact and small:
+
+* **One loss per node.** A node is trained by at most one sampled token. If another sampled token has the same
+  prefix and the same id (the policy said the same thing again), it becomes a twin: a node beside the first, with
+  its own loss. Only the twin itself is repeated; what follows it hangs under the first node, whose hidden state is
+  the same.
+* **No idle node.** Branches end at a trained token, so every leaf is trained and nothing is left to prune.
+
+Depth-first order makes each subtree contiguous, so "k is an ancestor of q" is ``k <= q < end[k]``. Every chain is
+kept in one piece: forks below it follow after its end, the deepest first.
+
+Example, the paper's running example (tokens written as tape positions; the branches have 8, 10, 11 and 11 tokens)::
+
+    0 1 2 3 4 -+- 5 6 7
+               +- 6 7 -+- 8 9 10
+                       +- 9 10 -+- 11 12
+                                +- 12 13                  5 + 3 + 5 + 4 + 2 = 19 nodes of 40 branch tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.tree.branches import Branch
+
+
+@dataclass(frozen=True, slots=True)
+class Trie:
+    """N nodes in depth-first order."""
+
+    tape: IntArray
+    """[N] the tape position a node stands for: the trained one if it is trained, else the first that led here."""
+    parent: IntArray
+    """[N] index of the parent, always smaller than the node's own; -1 for a root."""
+    depth: IntArray
+    """[N] number of ancestors: the position id."""
+    end: IntArray
+    """[N] one past the last node of the subtree."""
+    trained: BoolArray
+    """[N] the node carries the loss of exactly one sampled token."""
+    twins: tuple[int, ...]
+    """For each branch, how many of its trained tokens had to become twins."""
+
+    def __len__(self) -> int:
+        return len(self.tape)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Nodes with consecutive depths, hanging below node ``depth - 1`` of the chain ``below`` (-1: a root)."""
+
+    tape: IntArray
+    trained: BoolArray
+    depth: int
+    below: int
+    offset: int = 0
+    subtree: int = 0
+    children: list[int] = field(default_factory=list)
+
+
+_Path = list[tuple[int, int, int]]
+"""A branch as (chain, first depth, depth after the last) from the root down."""
+
+
+def build_trie(tokens: IntArray, branches: Sequence[Branch]) -> Trie:
+    """The prefix tree of non-empty branches. ``tokens`` is the tape."""
+    chains: list[_Chain] = []
+    paths: list[_Path] = []
+    twins = []
+    for branch, (earlier, shared) in zip(branches, fork_points(tokens, branches), strict=True):
+        path = _upto(paths[earlier], shared) if shared else []
+        if shared < len(branch):
+            chain = _Chain(
+                branch.tape[shared:].copy(), branch.trained[shared:].copy(), shared, path[-1][0] if path else -1
+            )
+            path.append((len(chains), shared, len(branch)))
+            chains.append(chain)
+        paths.append(path)
+        twins.append(_train_shared(chains, path, branch, shared))
+    return _lay_out(chains, tuple(twins))
+
+
+def fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int, int]]:
+    """For each branch the earlier one it has the longest beginning in common with, and how long that is; (-1, 0)
+    for none.
+
+    The longest common prefix of any two rows is the least of those between neighbours in sorted order.
+    """
+    order, adjacent = sort_branches(tokens, branches)
+    place = np.argsort(order)
+    forks = [(-1, 0)]
+    for b in range(1, len(branches)):
+        at = int(place[b])
+        shared = np.concatenate(
+            (np.minimum.accumulate(adjacent[:at][::-1])[::-1], [0], np.minimum.accumulate(adjacent[at:]))
+        )  # [branches] in sorted order: tokens in common with branch b
+        shared[order >= b] = -1
+        best = int(np.argmax(shared))
+        forks.append((int(order[best]), int(shared[best])))
+    return forks
+
+
+def sort_branches(tokens: IntArray, branches: Sequence[Branch]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Branches in lexicographic order of their tokens, and the common prefix length of each with the next.
+
+    That order visits the leaves of the prefix tree depth first.
+    """
+    rows = [tokens[branch.tape] for branch in branches]
+    order = sorted(range(len(rows)), key=lambda b: rows[b].astype(">u4").tobytes())
+    adjacent = [_common_prefix(rows[a], rows[b]) for a, b in pairwise(order)]
+    return np.array(order, dtype=np.intp), np.array(adjacent, dtype=np.intp)
+
+
+def _common_prefix(a: IntArray, b: IntArray) -> int:
+    n = min(a.size, b.size)
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
+
+
+def _upto(path: _Path, stop: int) -> _Path:
+    return [(chain, low, min(high, stop)) for chain, low, high in path if low < stop]
+
+
+def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int) -> int:
+    """Place the losses of a branch on nodes that earlier branches made; the number that had to become twins."""
+    depths = np.flatnonzero(branch.trained[:shared])
+    taken: list[NDArray[np.intp]] = []
+    for index, low, high in _upto(path, shared):
+        chain = chains[index]
+        here = depths[(depths >= low) & (depths < high)]
+        free = here[~chain.trained[here - chain.depth]]
+        chain.tape[free - chain.depth] = branch.tape[free]
+        taken.append(np.setdiff1d(here, free, assume_unique=True))
+        chain.trained[free - chain.depth] = True
+    twins = np.concatenate(taken) if taken else depths
+    for run in np.split(twins, np.flatnonzero(np.diff(twins) != 1) + 1):
+        if run.size:
+            first = int(run[0])
+            below = next((index for index, low, high in path if low < first <= high), -1)
+            chains.append(_Chain(branch.tape[run], branch.trained[run], first, below))
+    return twins.size
+
+
+def _lay_out(chains: list[_Chain], twins: tuple[int, ...]) -> Trie:
+    order = _depth_first(chains)
+    nodes = sum(len(chain.tape) for chain in chains)
+    tape = np.empty(nodes, dtype=np.int32)
+    parent = np.arange(-1, nodes - 1, dtype=np.int32)
+    depth = np.empty(nodes, dtype=np.int32)
+    end = np.empty(nodes, dtype=np.int32)
+    trained = np.empty(nodes, dtype=np.bool_)
+    for index in reversed(order):  # children before their parents: subtree sizes are known when they are needed
+        chain = chains[index]
+        size = len(chain.tape)
+        here = slice(chain.offset, chain.offset + size)
+        tape[here] = chain.tape
+        trained[here] = chain.trained
+        depth[here] = np.arange(chain.depth, chain.depth + size)
+        below = chains[chain.below] if chain.below >= 0 else None
+        parent[chain.offset] = below.offset + chain.depth - 1 - below.depth if below else -1
+        grown = np.zeros(size, dtype=np.int32)  # [size] nodes on the forks directly below each node
+        for child in chain.children:
+            grown[chains[child].depth - 1 - chain.depth] += chains[child].subtree
+        chain.subtree = size + int(grown.sum())
+        end[here] = chain.offset + size + np.cumsum(grown[::-1])[::-1]
+    return Trie(tape, parent, depth, end, trained, twins)
+
+
+def _depth_first(chains: list[_Chain]) -> list[int]:
+    """Chains in the order of their nodes, with offsets and children filled in."""
+    roots: list[int] = []
+    for index, chain in enumerate(chains):
+        (chains[chain.below].children if chain.below >= 0 else roots).append(index)
+    order, waiting, offset = [], roots[::-1], 0
+    while waiting:
+        index = waiting.pop()
+        chain = chains[index]
+        chain.offset = offset
+        offset += len(chain.tape)
+        order.append(index)
+        # Popped from the back: the deepest fork first, older chains before younger ones.
+        waiting.extend(sorted(chain.children, key=lambda child: (chains[child].depth, -child)))
+    return order

@@ -1,6 +1,6 @@
 """Writes the records in ``examples/records``: how a record is made, on three histories small enough to read.
 
-    python examples/make_records.py [FOLDER]
+python examples/make_records.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def weather() -> Record:
 def offload_and_restore() -> Record:
     """A history that does not only shrink: offload leaves a stub, retrieve brings the span back elsewhere, and the
     terminal restore puts it where it was before the answer is given."""
-    pieces = "s q | call a | r1 r2 r3 | think offload | stub | think2 retrieve | back use | answer".replace("| ", "").split()
+    pieces = "s q | call a | r1 r2 r3 | think offload | stub | think2 retrieve | back use | answer".replace(
+        "| ", ""
+    ).split()
     at = {piece: i for i, piece in enumerate(pieces)}
     sampled = {"call", "a", "think", "offload", "think2", "retrieve", "use", "answer"}
     result = (at["r1"], at["r3"] + 1)

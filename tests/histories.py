@@ -1,9 +1,9 @@
 """Random rollouts that remember what the policy saw: the oracle for records, trees and layouts.
 
-A small simulator keeps a live context as a plain list and edits it the way harnesses do. Whenever it samples a token it
-writes down the context of that moment, word for word. It shares no code with the package, and it never looks at views:
-what it wrote down is the truth that every exact method has to reproduce. The vocabulary is tiny, so that equal tokens
-under equal prefixes, the hard case for a prefix tree, come up all the time.
+A small simulator keeps a live context as a plain list and edits it the way harnesses do. Whenever it samples a
+token it writes down the context of that moment, word for word. It shares no code with the package, and it never
+looks at views: what it wrote down is the truth that every exact method has to reproduce. The vocabulary is tiny, so
+that equal tokens under equal prefixes, the hard case for a prefix tree, come up all the time.
 """
 
 from __future__ import annotations
@@ -122,8 +122,12 @@ def spans(positions: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-_step = st.tuples(st.sampled_from(["say", "say", "say", "tool", "evict", "insert", "restore", "fold"]),
-                  st.integers(0, 30), st.integers(1, 4), st.lists(st.integers(0, 1), min_size=1, max_size=4))  # fmt: skip
+_step = st.tuples(
+    st.sampled_from(["say", "say", "say", "tool", "evict", "insert", "restore", "fold"]),
+    st.integers(0, 30),  # where
+    st.integers(1, 4),  # how many
+    st.lists(st.integers(0, 1), min_size=1, max_size=4),  # which tokens
+)
 
 
 @st.composite

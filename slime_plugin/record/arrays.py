@@ -95,6 +95,15 @@ def as_logprobs(value: object, length: int) -> FloatArray | Defect:
     return _read_only(narrow)
 
 
+def to_json_floats(array: FloatArray) -> list[float | None]:
+    """float32 as Python floats that print with the fewest digits that read back as the same float32; NaN as None.
+
+    >>> to_json_floats(np.array([-0.1, np.nan], dtype=np.float32))
+    [-0.1, None]
+    """
+    return [None if text == "nan" else float(text) for text in array.astype(np.str_).tolist()]
+
+
 def _first_of_other_type(values: Sequence[Any], allowed: set[type]) -> int | None:
     if set(map(type, values)) <= allowed:
         return None

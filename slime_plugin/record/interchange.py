@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from slime_plugin.errors import Defect, RecordError
-from slime_plugin.record.arrays import FloatArray
+from slime_plugin.record.arrays import to_json_floats
 from slime_plugin.record.labels import Json
 from slime_plugin.record.schema import Record, record_label
 
@@ -75,31 +75,19 @@ def check_version(where: str, version: object) -> None:
         )
 
 
-def record_to_json(record: Record) -> dict[str, Json]:
-    """The record as plain Python values. For long records :func:`dump_record` is faster and more compact."""
-    value: dict[str, Json] = json.loads(dump_record(record))
-    return value
-
-
 def dump_record(record: Record) -> str:
     """One line of JSON. Log-probabilities get the fewest digits that read back as the same float32."""
     parts = {
         "version": str(VERSION),
         "tokens": _dumps(record.tokens.tolist()),
         "generated": _dumps(record.generated.view(np.int8).tolist()),
-        "logprobs": "[" + ",".join(_logprob_texts(record.logprobs)) + "]",
+        "logprobs": _dumps(to_json_floats(record.logprobs)),
         "views": _dumps(record.views),
         "edits": _dumps([edit.to_json() for edit in record.edits]),
         "meta": _dumps(record.meta.to_json()),
     }
     parts |= {key: _dumps(value) for key, value in record.extra.items()}
     return "{" + ",".join(f"{_dumps(key)}:{text}" for key, text in parts.items()) + "}"
-
-
-def _logprob_texts(logprobs: FloatArray) -> list[str]:
-    texts = logprobs.astype(np.str_)
-    texts[np.isnan(logprobs)] = "null"
-    return list(texts.tolist())
 
 
 def _dumps(value: Json) -> str:

@@ -151,5 +151,11 @@ def record_label(meta: object) -> str:
     """``record 17-3 (agentfold)``, from as much of the meta data as is there."""
     fields = meta.to_json() if isinstance(meta, Meta) else meta if isinstance(meta, Mapping) else {}
     name, harness = fields.get("id"), fields.get("harness")
-    label = "record without id" if name is None else f"record {str(name)[:80]}"
-    return label if harness is None else f"{label} ({str(harness)[:40]})"
+    label = "record without id" if name is None else f"record {_printable(name, 80)}"
+    return label if harness is None else f"{label} ({_printable(harness, 40)})"
+
+
+def _printable(value: object, width: int) -> str:
+    """Text from outside, safe to show on a terminal."""
+    text = str(value)[:width]
+    return text if text.isprintable() else repr(text)[1:-1]

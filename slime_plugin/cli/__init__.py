@@ -1,0 +1,1 @@
+"""The command line, ``memorywalker``. Commands are loaded when they are called, so that ``--help`` is immediate."""

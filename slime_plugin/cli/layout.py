@@ -1,0 +1,134 @@
+"""``memorywalker layout``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from slime_plugin.cli.choose import choose_record
+from slime_plugin.config.frozen import load_config, parse_config
+from slime_plugin.config.method import PACKINGS, Cell, Method
+from slime_plugin.methods import METHODS, Layout, Row, lay_out
+from slime_plugin.record.arrays import to_json_floats
+from slime_plugin.tree import Counts, Trajectory, count
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--method", "name", type=click.Choice(list(METHODS)), help="How to lay the record out.")
+@click.option("--packing", type=click.Choice(PACKINGS), help="How mask4d packs branches.  [default: trie]")
+@click.option("--budget", type=click.IntRange(min=1), help="Most tokens per row; mask4d splits a larger tree.")
+@click.option("--config", type=click.Path(path_type=Path), help="Take the method from a configuration file instead.")
+@click.option("--record", "wanted", metavar="ID|NUMBER", help="Which record, if the file holds several.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def layout(
+    file: Path,
+    name: str | None,
+    packing: str | None,
+    budget: int | None,
+    config: Path | None,
+    wanted: str | None,
+    as_json: bool,
+) -> None:
+    """Show what a method would train on, given a record.
+
+    A row is a list of tokens, each with the index of the token it follows. Without --json, a summary.
+    """
+    method = _method(name, packing, budget, config)
+    trajectory = Trajectory.of(choose_record(file, wanted))
+    result, counts = lay_out(trajectory, method), count(trajectory)
+    if as_json:
+        click.echo(json.dumps(layout_json(result, counts), separators=(",", ":")))
+    else:
+        _print_summary(result, counts)
+
+
+def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
+    """The documented JSON form of a layout."""
+    teachers = [
+        {
+            **_columns(teacher.row),
+            "leaves": [
+                {"student": student, "teacher": index}
+                for student, index in zip(teacher.student.tolist(), teacher.teacher.tolist(), strict=True)
+            ],
+        }
+        for teacher in result.teachers
+    ]
+    numbers = {
+        **counts.to_json(),
+        "rows": len(result.rows),
+        "tokens": result.tokens,
+        "teacher_tokens": result.teacher_tokens,
+        "trained": result.trained,
+        "lost": dict(result.lost),
+    }
+    return {
+        "method": result.method,
+        "packing": result.packing,
+        "rows": [_trained_columns(row) for row in result.rows],
+        "teachers": teachers,
+        "counts": numbers,
+    }
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    return {
+        "tokens": row.tokens.tolist(),
+        "tape": row.tape.tolist(),
+        "parent": row.parent.tolist(),
+        "position": row.position.tolist(),
+    }
+
+
+def _trained_columns(row: Row) -> dict[str, Any]:
+    columns = _columns(row) | {
+        "loss_mask": row.loss_mask.astype(int).tolist(),
+        "rollout_logprobs": to_json_floats(row.rollout_logprobs),
+    }
+    if row.lifetimes is not None:
+        columns["layer"] = row.lifetimes.layer.tolist()
+        columns["live"] = (row.lifetimes.rank >= 0).astype(int).tolist()
+    return columns
+
+
+def _method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> Method:
+    if (name is None) == (config is None):
+        raise click.UsageError("give either --method or --config")
+    if config is not None:
+        if packing or budget:
+            raise click.UsageError("--packing and --budget belong to --method; set them in the configuration instead")
+        return load_config(config, Cell).method
+    settings = {"type": name, "packing": packing, "budget": budget}
+    given = {key: value for key, value in settings.items() if value is not None}
+    if name != "mask4d" and len(given) > 1:
+        raise click.UsageError(f"--packing and --budget are for --method mask4d, not {name}")
+    return parse_config({"method": given}, Cell, "layout").method
+
+
+def _print_summary(result: Layout, counts: Counts) -> None:
+    packing = f", packing {result.packing}" if result.packing else ""
+    console = Console()
+    table = Table(title=f"{result.method}{packing}", title_justify="left", box=None, pad_edge=False)
+    for heading in ("row", "tokens", "roots", "deepest", "trained"):
+        table.add_column(heading, justify="right")
+    for i, row in enumerate(result.rows):
+        numbers = (i, len(row), int((row.parent < 0).sum()), int(row.position.max()) + 1, int(row.loss_mask.sum()))
+        table.add_row(*map(str, numbers))
+    for teacher in result.teachers:
+        sizes = (len(teacher.row), int((teacher.row.parent < 0).sum()), int(teacher.row.position.max()) + 1)
+        table.add_row("teacher", *map(str, sizes), f"{len(teacher.student)} leaves")
+    console.print(table)
+    lost = ", ".join(f"{number} {cause}" for cause, number in result.lost.items()) or "none"
+    console.print(f"\ntrained {result.trained} of {counts.R} sampled tokens; not trained: {lost}")
+    computed = f"computed {result.tokens} tokens" + (
+        f" and {result.teacher_tokens} without gradient" if result.teachers else ""
+    )
+    console.print(
+        f"{computed}; one chain per branch takes {counts.branch_tokens}, the prefix tree {counts.trie_tokens}"
+    )

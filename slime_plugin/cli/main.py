@@ -1,0 +1,53 @@
+"""The entry point: finds the command, and turns errors a user can act on into lines without a traceback."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from slime_plugin import __version__
+from slime_plugin.errors import MemoryWalkerError
+
+COMMANDS = {
+    "record": ("slime_plugin.cli.record:record", "Check, draw and summarise the records of rollouts."),
+    "layout": ("slime_plugin.cli.layout:layout", "Show what a method would train on, given a record."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command's module only when that command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="memorywalker")
+def cli() -> None:
+    """MemoryWalker: train agents on the contexts they really saw.
+
+    Agent harnesses rewrite the context during a rollout. A record keeps what the policy saw at every step; these
+    commands read records and show what each training method makes of them.
+    """
+
+
+def main() -> None:
+    try:
+        cli.main(prog_name="memorywalker")
+    except MemoryWalkerError as error:
+        for line in str(error).splitlines():
+            click.echo(f"error: {line}", err=True)
+        sys.exit(1)

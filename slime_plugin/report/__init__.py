@@ -1,0 +1,1 @@
+"""What a person looks at: drawings and summaries of records."""

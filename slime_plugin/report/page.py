@@ -1,0 +1,200 @@
+"""A record as one self-contained HTML page: staircase, edits, numbers, and what each method makes of it.
+
+No script is needed to read it, and nothing is loaded from anywhere; a few lines of script only zoom. All text that
+comes from the record is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from itertools import pairwise
+
+import numpy as np
+
+from slime_plugin.methods import lay_out
+from slime_plugin.record import Record
+from slime_plugin.report.staircase import Role, Staircase
+from slime_plugin.report.summary import COMPARED
+from slime_plugin.tree import Counts, Trajectory, count
+
+_NAMED_UP_TO = 240
+"""Tape tokens up to which every token gets a box with its name."""
+_ROW, _BOX, _GAP = 22, 20, 26  # pixels: height of a row's strip, height of a box, room for the edit below it
+
+
+def record_page(record: Record) -> str:
+    trajectory = Trajectory.of(record)
+    staircase = Staircase.of(trajectory)
+    counts = count(trajectory)
+    facts = [(key, value) for key, value in record.meta.to_json().items() if isinstance(value, str | int | float)]
+    return _PAGE.format(
+        title=escape(record.label),
+        facts="".join(f"<span><b>{escape(str(key))}</b> {escape(str(value))}</span>" for key, value in facts),
+        style=_STYLE,
+        legend="".join(_legend()),
+        staircase=_svg(staircase),
+        edits=_table(
+            ("edit", "kind", "author", "at token", "evicts", "restores", "spans evicted"), _edit_rows(staircase)
+        ),
+        counts=_table(("", "number", "meaning"), _count_rows(counts)),
+        methods=_table(
+            ("method", "rows", "tokens", "without gradient", "trained", "not trained"), _method_rows(trajectory, counts)
+        ),
+    )
+
+
+def _svg(staircase: Staircase) -> str:
+    """One strip per layer; a box per token where they are few, a box per run of equal role where they are many."""
+    layers, length = staircase.roles.shape
+    named = length <= _NAMED_UP_TO
+    cell = 9 + 7 * max(1, min(9, max(map(len, staircase.pieces)))) if named else 1
+    boxes = []
+    for k in range(layers):
+        top = k * (_ROW + _GAP)
+        for start, stop in _runs(staircase, k, named):
+            boxes.append(_box(staircase, k, start, stop, top, cell if named else 0))
+        if k < layers - 1:
+            step = escape(f"J{k + 1}: {staircase.steps[k]}")
+            boxes.append(f'<text class="edit" x="0" y="{top + _ROW + 16}">{step}</text>')
+    height = layers * (_ROW + _GAP) - _GAP + 2
+    width = f"{length * cell}px" if named else "100%"
+    labels = "".join(
+        f'<div style="height:{_ROW + _GAP}px"><b>layer {k}</b><br>{staircase.trajectory.views[k].size} live, '
+        f"{int(staircase.sampled[k].sum())} sampled</div>"
+        for k in range(layers)
+    )
+    # Where a box has no name, x is in percent of the tape, so that the drawing follows the zoom.
+    return (
+        f'<div class="stairs"><div class="layers">{labels}</div><div class="scroll">'
+        f'<svg id="tape" role="img" aria-label="live contexts" style="width:{width}" height="{height}">'
+        f"{''.join(boxes)}</svg></div></div>"
+    )
+
+
+def _runs(staircase: Staircase, k: int, named: bool) -> Iterator[tuple[int, int]]:
+    length = staircase.roles.shape[1]
+    if named:
+        yield from ((p, p + 1) for p in range(length))
+        return
+    kind = staircase.roles[k].astype(np.int32) * 2 + staircase.sampled[k]
+    edges = [0, *(np.flatnonzero(np.diff(kind)) + 1).tolist(), length]
+    yield from pairwise(edges)
+
+
+def _box(staircase: Staircase, k: int, start: int, stop: int, top: int, cell: int) -> str:
+    role = Role(staircase.roles[k, start])
+    length = staircase.roles.shape[1]
+    name = escape(_short(staircase.pieces[start])) if cell else ""
+    if role is Role.ABSENT:
+        was_live = staircase.trajectory.born[start] < k
+        x = start * cell + cell / 2
+        return f'<text class="gone" x="{x:g}" y="{top + 15}">{name}</text>' if name and was_live else ""
+    sampled = bool(staircase.sampled[k, start])
+    css = role.name.lower() + (" sampled" if sampled and role is not Role.GENERATED else "")
+    tip = escape(_tip(staircase, k, start, stop, role, sampled))
+    if cell:
+        at = f'x="{start * cell + 1}" width="{cell - 2}"'
+        label = f'<text x="{start * cell + cell / 2:g}" y="{top + 15}">{name}</text>'
+    else:
+        at = f'x="{100 * start / length:.4f}%" width="{100 * (stop - start) / length:.4f}%"'
+        label = ""
+    return f'<g><rect class="{css}" {at} y="{top + 1}" height="{_BOX}"/>{label}<title>{tip}</title></g>'
+
+
+def _tip(staircase: Staircase, k: int, start: int, stop: int, role: Role, sampled: bool) -> str:
+    tokens = f"token {start}" if stop == start + 1 else f"tokens {start} to {stop - 1} ({stop - start})"
+    also = ", generated here" if sampled and role is not Role.GENERATED else ""
+    text = " ".join(staircase.pieces[start : min(stop, start + 24)]) + (" ..." if stop - start > 24 else "")
+    tip = f"layer {k}, {tokens}: {role.meaning}{also}\n{text}"
+    logprobs = staircase.trajectory.record.logprobs[start:stop]
+    return tip + (f"\nmean log-probability {np.nanmean(logprobs):.3f}" if sampled else "")
+
+
+def _edit_rows(staircase: Staircase) -> Iterator[tuple[object, ...]]:
+    for k, step in enumerate(staircase.steps):
+        spans = _spans(np.sort(step.evicted))
+        shown = ", ".join(f"[{a}, {b})" for a, b in spans[:12]) + (", ..." if len(spans) > 12 else "")
+        yield k + 1, step.kind, step.author or "", step.junction, step.evicted.size, step.restored.size, shown
+
+
+def _spans(positions: np.ndarray) -> list[tuple[int, int]]:
+    parts = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts if part.size]
+
+
+def _count_rows(counts: Counts) -> Iterator[tuple[object, ...]]:
+    yield "K", counts.K, "edits"
+    yield "D", counts.D, "diverging leaves: sampled tokens whose prefix is another one in the final context"
+    yield "L", counts.L, "tokens on the tape"
+    yield "C", counts.C, "tokens of the final context"
+    yield "R", counts.R, "sampled tokens"
+    yield "branches", counts.branch_tokens, "tokens, if every branch is computed on its own"
+    yield "prefix tree", counts.trie_tokens, "tokens, if every distinct prefix is computed once"
+    yield "evicted", f"{counts.compression:.1%}", "of the tape left the live context at least once"
+
+
+def _method_rows(trajectory: Trajectory, counts: Counts) -> Iterator[tuple[object, ...]]:
+    for name, method in COMPARED.items():
+        layout = lay_out(trajectory, method)
+        lost = ", ".join(f"{number} {cause}" for cause, number in layout.lost.items()) or "none"
+        trained = f"{layout.trained} of {counts.R}"
+        yield name, len(layout.rows), layout.tokens, layout.teacher_tokens, trained, lost
+
+
+def _legend() -> Iterator[str]:
+    for role in (Role.PROMPT, Role.CONTEXT, Role.GENERATED, Role.EVICTED, Role.RESTORED):
+        box = f'<rect class="{role.name.lower()}" x="1" y="1" width="16" height="12"/>'
+        yield f'<span><svg width="18" height="14">{box}</svg> {escape(role.meaning)}</span>'
+
+
+def _table(headings: Iterable[str], rows: Iterable[tuple[object, ...]]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _short(piece: str) -> str:
+    piece = piece.replace("\n", "⏎")
+    return piece if len(piece) <= 9 else piece[:8] + "…"
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink:#1c2430; --soft:#5d6b7c; --line:#d5dbe3; --page:#fff; --edit:#b45309;
+  --prompt:#bfdbfe; --context:#e5e7eb; --generated:#86efac; --evicted:#fecaca; --restored:#e9d5ff;
+  --evicted-line:#dc2626; --restored-line:#9333ea; --generated-line:#15803d; }
+@media (prefers-color-scheme: dark) { :root { --ink:#e6eaf0; --soft:#9aa7b6; --line:#3a4452; --page:#12161c;
+  --edit:#f59e0b; --prompt:#1e40af; --context:#374151; --generated:#15803d; --evicted:#7f1d1d; --restored:#581c87;
+  --evicted-line:#f87171; --restored-line:#c084fc; --generated-line:#4ade80; } }
+body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem; }
+h1 { font-size: 1.3rem; margin: 0 0 .3rem } h2 { font-size: 1rem; margin: 2rem 0 .5rem }
+.facts span, .legend span { margin-right: 1.2rem; white-space: nowrap; color: var(--soft) }
+.facts b { color: var(--ink) } .legend { margin: .8rem 0 } .legend svg { vertical-align: -2px }
+.stairs { display: flex; margin-top: 1rem } .layers { flex: none; padding-right: 1.2rem; white-space: nowrap; color: var(--soft); font-size: 12px;
+  line-height: 1.25 } .layers b { color: var(--ink) } .scroll { overflow-x: auto; flex: 1; padding-bottom: 10px }
+svg { display: block; overflow: visible } .legend svg { display: inline }
+rect { stroke: var(--line); stroke-width: 1; rx: 2 }
+rect.prompt { fill: var(--prompt) } rect.context { fill: var(--context) }
+rect.generated { fill: var(--generated); stroke: var(--generated-line) }
+rect.evicted { fill: var(--evicted); stroke: var(--evicted-line); stroke-dasharray: 3 2 }
+rect.restored { fill: var(--restored); stroke: var(--restored-line) }
+rect.sampled { stroke-width: 2 }
+svg text { font: 11px ui-monospace, monospace; fill: var(--ink); text-anchor: middle; pointer-events: none }
+svg text.gone { fill: var(--soft); opacity: .45; text-decoration: line-through }
+svg text.edit { text-anchor: start; fill: var(--edit); font: 12px system-ui, sans-serif }
+table { border-collapse: collapse } th, td { text-align: left; padding: .25rem .9rem .25rem 0; vertical-align: top;
+  border-bottom: 1px solid var(--line) } th { color: var(--soft); font-weight: 600 }
+label { color: var(--soft) } input { vertical-align: middle }
+"""
+
+_PAGE = """<!doctype html> <html lang="en"><head><meta charset="utf-8"><meta name="viewport"
+content="width=device-width, initial-scale=1"> <title>{title}</title><style>{style}</style></head><body>
+<h1>{title}</h1><div class="facts">{facts}</div> <h2>Live contexts</h2> <p>One row per layer; columns are tape
+positions. A token was sampled under exactly what lies to its left in the row in which it was
+generated.<br><small>Restored positions keep their column, wherever the edit put them. Point at a box for
+details; a name struck through has left the live context.</small></p> <div class="legend">{legend}</div> <label>zoom <input id="zoom" type="range" min="0" max="6"
+step="0.25" value="0"></label> {staircase} <h2>Edits</h2>{edits} <h2>Numbers</h2>{counts} <h2>What each method makes
+of it</h2>{methods} <script> const tape = document.getElementById("tape"), zoom = document.getElementById("zoom");
+if (tape.style.width.endsWith("%")) zoom.oninput = () => {{ tape.style.width = 100 * 2 ** zoom.value + "%" }}; else
+zoom.parentElement.hidden = true; </script> </body></html>
+"""

@@ -1,0 +1,103 @@
+"""The staircase of live contexts: what each layer of a rollout held, and what became of it.
+
+One row per layer, one column per tape position, as in the paper's figure of the trajectory tree. The terminal and
+the page draw the same model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.tree import Trajectory
+
+
+class Role(IntEnum):
+    """What a tape position is in a layer. Where several hold, the last of this list is shown."""
+
+    ABSENT = 0
+    CONTEXT = 1
+    PROMPT = 2
+    GENERATED = 3
+    RESTORED = 4
+    EVICTED = 5
+
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Role.ABSENT: "not in the live context",
+    Role.PROMPT: "prompt",
+    Role.CONTEXT: "context",
+    Role.GENERATED: "generated here",
+    Role.EVICTED: "evicted next",
+    Role.RESTORED: "restored",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One edit, in words."""
+
+    kind: str
+    author: str | None
+    junction: int
+    evicted: IntArray
+    restored: IntArray
+
+    def __str__(self) -> str:
+        author = f" by {self.author}" if self.author else ""
+        parts = [f"evicts {self.evicted.size}"] if self.evicted.size else []
+        parts += [f"restores {self.restored.size}"] if self.restored.size else []
+        return f"{self.kind}{author} at {self.junction}: {', '.join(parts) or 'inserts only'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Staircase:
+    """K+1 rows over L columns."""
+
+    trajectory: Trajectory
+    roles: NDArray[np.uint8]
+    """[K+1, L] a :class:`Role` each."""
+    sampled: BoolArray
+    """[K+1, L] generated in this layer, whatever is shown."""
+    steps: tuple[Step, ...]
+    pieces: tuple[str, ...]
+    """[L] what to call each token: its text if the record has it, else its id."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Staircase:
+        record = trajectory.record
+        layers, length = trajectory.layers, len(record)
+        roles = np.full((layers, length), Role.ABSENT, dtype=np.uint8)
+        sampled = np.zeros((layers, length), dtype=np.bool_)
+        first_sampled = int(record.generated.argmax()) if record.generated.any() else length
+        steps = []
+        for k, view in enumerate(trajectory.views):
+            row = roles[k]
+            row[view] = Role.CONTEXT
+            row[view[view < first_sampled]] = Role.PROMPT
+            sampled[k, view[trajectory.sampled_in(k)]] = True
+            row[sampled[k]] = Role.GENERATED
+            if k > 0:
+                row[trajectory.restored(k - 1)] = Role.RESTORED
+            if k < layers - 1:
+                evicted = trajectory.evicted(k)
+                row[evicted] = Role.EVICTED
+                edit = record.edits[k]
+                steps.append(Step(edit.kind, edit.author, trajectory.junctions[k], evicted, trajectory.restored(k)))
+        return cls(trajectory, roles, sampled, tuple(steps), _pieces(trajectory))
+
+
+def _pieces(trajectory: Trajectory) -> tuple[str, ...]:
+    record = trajectory.record
+    given = record.extra.get("pieces")
+    if isinstance(given, list) and len(given) == len(record) and all(isinstance(piece, str) for piece in given):
+        return tuple(given)
+    return tuple(map(str, record.tokens.tolist()))

@@ -111,6 +111,9 @@ class History:
         )
 
 
+Rollout = tuple[Record, History]
+
+
 def spans(positions: list[int]) -> list[tuple[int, int]]:
     """Positions in context order as maximal spans."""
     found: list[tuple[int, int]] = []
@@ -131,7 +134,7 @@ _step = st.tuples(
 
 
 @st.composite
-def histories(draw: st.DrawFn, max_steps: int = 14) -> tuple[Record, History]:
+def histories(draw: st.DrawFn, max_steps: int = 14) -> Rollout:
     """A record and the history that produced it."""
     history = History()
     for token in draw(st.lists(st.integers(0, 1), min_size=1, max_size=3)):

@@ -11,12 +11,9 @@ from hypothesis import assume, example, given
 
 from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.methods import Layout, Row, lay_out
-from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, branches_of, build_trie
-from tests.histories import History, histories
+from tests.histories import History, Rollout, histories
 from tests.oracle import ALL, EXACT, name, path, prefix_tokens, trained, view_tokens
-
-Rollout = tuple[Record, History]
 
 
 def twin_rollout() -> Rollout:
@@ -202,7 +199,8 @@ def _one_chain(layout: Layout) -> list[int] | None:
         return None
     (row,) = layout.rows
     assert row.parent.tolist() == list(range(-1, len(row) - 1))
-    return row.tokens.tolist()
+    tokens: list[int] = row.tokens.tolist()
+    return tokens
 
 
 def _columns(row: Row) -> list[list[object]]:

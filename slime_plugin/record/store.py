@@ -152,8 +152,8 @@ class StoreWriter:
 def scan_store(path: str | Path) -> Iterator[Record | RecordError | Damage]:
     """Every frame of a store, in order: its record, what is wrong with that record, or why there is none.
 
-    A torn tail is reported once the writer is gone; while one is at work, an unfinished frame is simply not there
-    yet.
+    The scan covers what was there when it began. A torn tail is reported once the writer is gone; while one is at
+    work, an unfinished frame is simply not there yet.
     """
     path = Path(path)
     with open(path, "rb") as file:
@@ -190,11 +190,9 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes, int] | Dam
         )
     offset = _HEADER.size
     size = os.fstat(file.fileno()).st_size
-    while True:
+    while offset < size:  # what is appended from now on is for the next reader: a busy writer could outrun this one
         file.seek(offset)
         head = file.read(_FRAME_SIZE)
-        if not head:
-            return
         if len(head) < _FRAME_SIZE:
             yield _torn(offset, f"{len(head)} of the {_FRAME_SIZE} bytes of a frame header")
             return

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from html import escape
+from importlib.resources import files
 from itertools import pairwise
+from string import Template
 
 import numpy as np
 
@@ -28,10 +30,10 @@ def record_page(record: Record) -> str:
     staircase = Staircase.of(trajectory)
     counts = count(trajectory)
     facts = [(key, value) for key, value in record.meta.to_json().items() if isinstance(value, str | int | float)]
-    return _PAGE.format(
+    template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
         title=escape(record.label),
         facts="".join(f"<span><b>{escape(str(key))}</b> {escape(str(value))}</span>" for key, value in facts),
-        style=_STYLE,
         legend="".join(_legend()),
         staircase=_svg(staircase),
         edits=_table(
@@ -157,44 +159,3 @@ def _table(headings: Iterable[str], rows: Iterable[tuple[object, ...]]) -> str:
 def _short(piece: str) -> str:
     piece = piece.replace("\n", "⏎")
     return piece if len(piece) <= 9 else piece[:8] + "…"
-
-
-_STYLE = """
-:root { color-scheme: light dark; --ink:#1c2430; --soft:#5d6b7c; --line:#d5dbe3; --page:#fff; --edit:#b45309;
-  --prompt:#bfdbfe; --context:#e5e7eb; --generated:#86efac; --evicted:#fecaca; --restored:#e9d5ff;
-  --evicted-line:#dc2626; --restored-line:#9333ea; --generated-line:#15803d; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e6eaf0; --soft:#9aa7b6; --line:#3a4452; --page:#12161c;
-  --edit:#f59e0b; --prompt:#1e40af; --context:#374151; --generated:#15803d; --evicted:#7f1d1d; --restored:#581c87;
-  --evicted-line:#f87171; --restored-line:#c084fc; --generated-line:#4ade80; } }
-body { font: 14px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem; }
-h1 { font-size: 1.3rem; margin: 0 0 .3rem } h2 { font-size: 1rem; margin: 2rem 0 .5rem }
-.facts span, .legend span { margin-right: 1.2rem; white-space: nowrap; color: var(--soft) }
-.facts b { color: var(--ink) } .legend { margin: .8rem 0 } .legend svg { vertical-align: -2px }
-.stairs { display: flex; margin-top: 1rem } .layers { flex: none; padding-right: 1.2rem; white-space: nowrap; color: var(--soft); font-size: 12px;
-  line-height: 1.25 } .layers b { color: var(--ink) } .scroll { overflow-x: auto; flex: 1; padding-bottom: 10px }
-svg { display: block; overflow: visible } .legend svg { display: inline }
-rect { stroke: var(--line); stroke-width: 1; rx: 2 }
-rect.prompt { fill: var(--prompt) } rect.context { fill: var(--context) }
-rect.generated { fill: var(--generated); stroke: var(--generated-line) }
-rect.evicted { fill: var(--evicted); stroke: var(--evicted-line); stroke-dasharray: 3 2 }
-rect.restored { fill: var(--restored); stroke: var(--restored-line) }
-rect.sampled { stroke-width: 2 }
-svg text { font: 11px ui-monospace, monospace; fill: var(--ink); text-anchor: middle; pointer-events: none }
-svg text.gone { fill: var(--soft); opacity: .45; text-decoration: line-through }
-svg text.edit { text-anchor: start; fill: var(--edit); font: 12px system-ui, sans-serif }
-table { border-collapse: collapse } th, td { text-align: left; padding: .25rem .9rem .25rem 0; vertical-align: top;
-  border-bottom: 1px solid var(--line) } th { color: var(--soft); font-weight: 600 }
-label { color: var(--soft) } input { vertical-align: middle }
-"""
-
-_PAGE = """<!doctype html> <html lang="en"><head><meta charset="utf-8"><meta name="viewport"
-content="width=device-width, initial-scale=1"> <title>{title}</title><style>{style}</style></head><body>
-<h1>{title}</h1><div class="facts">{facts}</div> <h2>Live contexts</h2> <p>One row per layer; columns are tape
-positions. A token was sampled under exactly what lies to its left in the row in which it was
-generated.<br><small>Restored positions keep their column, wherever the edit put them. Point at a box for
-details; a name struck through has left the live context.</small></p> <div class="legend">{legend}</div> <label>zoom <input id="zoom" type="range" min="0" max="6"
-step="0.25" value="0"></label> {staircase} <h2>Edits</h2>{edits} <h2>Numbers</h2>{counts} <h2>What each method makes
-of it</h2>{methods} <script> const tape = document.getElementById("tape"), zoom = document.getElementById("zoom");
-if (tape.style.width.endsWith("%")) zoom.oninput = () => {{ tape.style.width = 100 * 2 ** zoom.value + "%" }}; else
-zoom.parentElement.hidden = true; </script> </body></html>
-"""

@@ -1,0 +1,30 @@
+# make check runs everything a change has to pass; see CONTRIBUTING.md.
+.PHONY: check lint format test bench fuzz
+
+check: lint test
+
+lint: .venv
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/shellcheck launch/*.sh .ci/run
+
+format: .venv
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+test:
+	launch/test.sh
+
+# Numbers for docs/benchmarks.md.
+bench: .venv
+	.venv/bin/python -m benchmarks.waist
+
+# A minute of damaged files thrown at the reader.
+fuzz: .venv
+	.venv/bin/python -m benchmarks.fuzz_reader
+
+.venv: requirements.lock pyproject.toml
+	launch/setup.sh
+	@touch .venv

@@ -1,0 +1,277 @@
+"""What a user sees: output, exit codes, pages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugin.config.method import Mask4d
+from slime_plugin.methods import lay_out
+from slime_plugin.record import Meta, Record, StoreWriter, dump_record
+from tests.cli import run
+from tests.conftest import ROOT
+
+RUNNING = str(ROOT / "examples/records/running_example.json")
+WEATHER = str(ROOT / "examples/records/weather.json")
+MEMEX = str(ROOT / "examples/records/offload_and_restore.json")
+
+
+def layout_json(*arguments: str) -> dict[str, Any]:
+    result = run("layout", *arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
+def test_sound_records_pass_in_silence() -> None:
+    result = run("record", "check", RUNNING, WEATHER, MEMEX)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 sound records, no defects\n")
+
+
+def test_layout_json_has_the_documented_form() -> None:
+    value = layout_json(RUNNING, "--method", "sdcc")
+    assert list(value) == ["method", "packing", "rows", "teachers", "counts"]
+    assert (value["method"], value["packing"]) == ("sdcc", None)
+    (row,) = value["rows"]
+    assert list(row) == ["tokens", "tape", "parent", "position", "loss_mask", "rollout_logprobs"]
+    assert row["tape"] == [0, 1, 2, 3, 4, 6, 7, 9, 10, 12, 13]
+    assert row["tokens"] == [100 + p for p in row["tape"]]
+    assert row["parent"] == list(range(-1, 10))
+    assert row["position"] == list(range(11))
+    assert row["loss_mask"] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
+    assert row["rollout_logprobs"] == [None] * 5 + [-0.2, -0.3, -0.5, -0.6, -0.8, -0.9]
+    (teacher,) = value["teachers"]
+    assert list(teacher) == ["tokens", "tape", "parent", "position", "leaves"]
+    pairs = [(row["tape"][leaf["student"]], teacher["tape"][leaf["teacher"]]) for leaf in teacher["leaves"]]
+    assert pairs == [(p, p) for p in (6, 7, 9, 10, 12)]
+    counts = value["counts"]
+    assert (counts["K"], counts["D"], counts["L"], counts["C"]) == (3, 5, 14, 11)
+    assert counts["lost"] == {"evicted by pop": 3}
+    assert counts["trained"] + sum(counts["lost"].values()) == counts["R"]
+
+
+@pytest.mark.parametrize("packing", ["trie", "replicated", "union"])
+def test_layout_json_of_the_packings(packing: str) -> None:
+    value = layout_json(RUNNING, "--method", "mask4d", "--packing", packing)
+    assert (value["method"], value["packing"], value["teachers"]) == ("mask4d", packing, [])
+    (row,) = value["rows"]
+    assert len(row["tokens"]) == {"trie": 19, "replicated": 40, "union": 14}[packing]
+    assert sum(row["loss_mask"]) == 9
+    if packing == "union":
+        live = row["live"]
+        assert [sum(view) for view in live] == [8, 10, 11, 11]
+        assert row["layer"] == [0] * 8 + [1] * 3 + [2] * 2 + [3]
+        assert row["position"][8] == 7, "y8 follows seven live tokens, though eight tape tokens precede it"
+
+
+def test_layout_takes_a_configuration_or_options_but_not_both() -> None:
+    config = str(ROOT / "configs/methods/mask4d.yaml")
+    assert layout_json(RUNNING, "--config", config) == layout_json(RUNNING, "--method", "mask4d")
+    split = layout_json(RUNNING, "--method", "mask4d", "--budget", "12")
+    assert [len(row["tokens"]) <= 12 for row in split["rows"]] == [True] * len(split["rows"])
+    for wrong in (
+        ["--method", "sdcc", "--packing", "trie"],
+        ["--method", "logittree", "--budget", "9"],
+        ["--config", config, "--packing", "trie"],
+        ["--config", config, "--method", "sdcc"],
+        ["--method", "tree"],
+        [],
+    ):
+        result = run("layout", RUNNING, *wrong)
+        assert result.exit_code == 2, wrong
+        assert "Error" in result.stderr
+
+
+def test_layout_summary_says_what_is_lost() -> None:
+    result = run("layout", RUNNING, "--method", "naive_compressed")
+    assert "trained 6 of 9 sampled tokens; not trained: 3 evicted by pop" in result.stdout
+
+
+def test_a_budget_too_small_is_one_clear_line() -> None:
+    result = run("layout", RUNNING, "--method", "mask4d", "--budget", "5", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "11 tokens, the budget is 5; raise the budget to at least 11" in result.stderr
+
+
+def test_choosing_a_record(running: Record, weather: Record, tmp_path: Path) -> None:
+    path = tmp_path / "run.records"
+    with StoreWriter(path) as store:
+        store.append(running)
+        store.append(weather)
+        store.append(Record(running.tokens[:1], [0], [None], [[(0, 1)]], meta=Meta(id=7)))
+    by_id = layout_json(str(path), "--method", "mask4d", "--record", "weather")
+    assert by_id == layout_json(str(path), "--method", "mask4d", "--record", "1")
+    assert layout_json(str(path), "--method", "mask4d", "--record", "7")["rows"] == []
+    result = run("record", "show", str(path))
+    assert result.exit_code == 1
+    assert (
+        "holds 3 records; choose one with --record (by number: 0 to 2, by id: running-example, weather, 7)"
+        in result.stderr
+    )
+    assert "no record 'x' among 3" in run("record", "show", str(path), "--record", "x").stderr
+
+
+def test_the_staircase_names_every_token_where_they_fit() -> None:
+    lines = run("record", "show", RUNNING, "--width", "110").stdout.splitlines()
+    assert lines[1].split()[2:10] == [">s", ">y1", ">y2", ">y3", ">y4", "-y5", "+y6", "+y7"]
+    assert lines[2].strip() == "└ pop by policy at 8: evicts 1"
+    assert lines[3].split()[2:9] == [">s", ">y1", ">y2", ">y3", ">y4", "y6", "y7"]
+    assert lines[3].index("y6") == lines[1].index("y6"), "the evicted column stays a hole"
+
+
+def test_the_staircase_scales_to_any_width() -> None:
+    for width in (40, 60, 80):
+        lines = run("record", "show", RUNNING, "--width", str(width)).stdout.splitlines()
+        assert max(map(len, lines)) <= width
+        (strips := [line for line in lines if line.startswith("layer")]).sort()
+        assert "▒" in strips[0]
+        assert "▚" in strips[0]
+        assert "█" in strips[3]
+        assert "▚" not in strips[3]
+    assert "▲" in run("record", "show", MEMEX, "--width", "60").stdout
+
+
+class _Page(HTMLParser):
+    """Collects tags and checks that they are closed in order."""
+
+    VOID = frozenset({"meta", "input", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page(path: Path) -> _Page:
+    parser = _Page()
+    parser.feed(path.read_text(encoding="utf-8"))
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_the_page_is_self_contained_and_draws_every_live_token(tmp_path: Path) -> None:
+    html = tmp_path / "page.html"
+    assert run("record", "show", RUNNING, "--html", str(html)).exit_code == 0
+    parsed = page(html)
+    assert not [tag for tag, attrs in parsed.tags if "src" in attrs or "href" in attrs or tag == "link"]
+    assert "url(" not in html.read_text()
+    assert "@import" not in html.read_text()
+    classes = [attrs.get("class") for tag, attrs in parsed.tags if tag == "rect"][5:]  # without the legend
+    assert len(classes) == 8 + 10 + 11 + 11
+    assert classes.count("prompt") == 4 * 5
+    assert classes.count("evicted sampled") == 3
+    assert classes.count("generated") == 2 + 2 + 1 + 1
+
+
+def test_text_from_a_record_cannot_become_markup(running: Record, tmp_path: Path) -> None:
+    value = json.loads(dump_record(running))
+    value["meta"] |= {"id": "<script>alert(1)</script>", "harness": '"><img src=x>', "note": "<b>&"}
+    value["pieces"] = ["</svg><script>", "$title", *value["pieces"][2:]]
+    value["edits"][0]["author"] = "</text><script>"
+    file, html = tmp_path / "hostile.json", tmp_path / "page.html"
+    file.write_text(json.dumps(value))
+    assert run("record", "show", str(file), "--html", str(html)).exit_code == 0
+    assert [tag for tag, _ in page(html).tags].count("script") == 1
+    assert "img" not in [tag for tag, _ in page(html).tags]
+
+
+def test_a_page_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    result = run("record", "show", RUNNING, "--html", str(tmp_path / "no" / "page.html"))
+    assert result.exit_code == 1
+    assert "cannot be written: No such file or directory" in result.stderr
+
+
+def test_stats_json(running: Record, weather: Record, memex: Record, tmp_path: Path) -> None:
+    path = tmp_path / "run.records"
+    aborted = Record(
+        weather.tokens, weather.generated, weather.logprobs, weather.views, weather.edits, Meta(id=9, status="aborted")
+    )
+    control = Record([1, 2], [0, 1], [None, -1.0], [[(0, 2)]], meta=Meta(harness="search_r1", reward=0.0))
+    with StoreWriter(path) as store:
+        for record in (running, weather, memex, aborted, control):
+            store.append(record)
+    value = json.loads(run("record", "stats", str(path), "--json").stdout)
+    total, harnesses = value["total"], value["harnesses"]
+    assert sorted(harnesses) == ["memexrl", "search_r1", "tc_rag", "unnamed"]
+    assert total["statuses"] == {"completed": 4, "aborted": 1}
+    assert total["frequency"] == 4 / 5
+    assert harnesses["search_r1"]["depth"] is None, "undefined, not 0"
+    assert harnesses["search_r1"]["frequency"] == 0
+    assert harnesses["tc_rag"]["depth"] == pytest.approx((3 / 14 + 3 / 32) / 2)
+    assert harnesses["tc_rag"]["E"] == (1 + 1 + 1 + 3) / 4
+    assert total["edits"] == {"pop": 5, "offload": 1, "retrieve": 1, "restore": 1}
+    assert total["trie_tokens"] == 19 + 42 + 23 + 42 + 2
+    for name, method in total["methods"].items():
+        assert method["trained"] + sum(method["lost"].values()) == total["sampled"] == 9 + 20 + 8 + 20 + 1
+        assert method["lost"]["aborted"] == 20
+        assert ("evicted by pop" in method["lost"]) == (name in ("naive_compressed", "sdcc"))
+
+
+def test_stats_table_and_no_records(tmp_path: Path) -> None:
+    table = run("record", "stats", RUNNING, MEMEX).stdout
+    assert "compression depth" in table
+    assert "3 evicted by pop" in table
+    empty = tmp_path / "empty.records"
+    StoreWriter(empty).close()
+    result = run("record", "stats", str(empty), "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["total"]["records"] == 0
+    assert run("record", "stats", str(empty)).exit_code == 0
+
+
+def memorywalker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The installed console script, in a process of its own."""
+    script = Path(sys.executable).parent / "memorywalker"
+    return subprocess.run([script, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_console_script_reports_errors_without_a_traceback(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    done = memorywalker("layout", str(bad), "--method", "mask4d")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {bad}: record without id: version: missing")
+    assert memorywalker("--version").stdout.startswith("memorywalker, version ")
+
+
+def test_help_needs_neither_numpy_nor_torch() -> None:
+    """What keeps ``--help`` fast; how fast it is is measured, not asserted."""
+    code = (
+        "import sys; from slime_plugin.cli.main import cli; cli(['--help'], standalone_mode=False); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "click" in loaded
+    assert not loaded & {"numpy", "pydantic", "rich", "torch", "yaml"}
+
+
+def test_every_command_explains_itself() -> None:
+    for command in (["record"], ["record", "check"], ["record", "show"], ["record", "stats"], ["layout"]):
+        result = run(*command, "--help")
+        assert result.exit_code == 0
+        assert len(result.stdout.splitlines()) > 5
+
+
+def test_layout_json_agrees_with_the_library(memex: Record) -> None:
+    (row,) = lay_out(memex, Mask4d()).rows
+    value = layout_json(MEMEX, "--method", "mask4d")
+    assert value["rows"][0]["parent"] == row.parent.tolist()
+    assert value["rows"][0]["tape"] == row.tape.tolist()

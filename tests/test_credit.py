@@ -1,0 +1,164 @@
+"""Rewards and weights count rollouts: splitting changes neither advantages nor the weight of any token."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, Packing
+from slime_plugin.errors import LayoutError
+from slime_plugin.methods import Layout, assign_credit, lay_out
+from slime_plugin.methods.credit import group_advantages
+from slime_plugin.record import Meta, Record
+from slime_plugin.tree import Trajectory, branches_of, build_trie, split_branches
+from tests.histories import Rollout, histories
+from tests.oracle import EXACT, name, prefix_tokens, trained
+
+Outcome = tuple[int, float, str]
+outcomes = st.tuples(  # group, reward, status
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0]),
+    st.sampled_from(["completed", "truncated", "aborted", "failed"]),
+)
+
+
+@given(batch=st.lists(outcomes, min_size=1, max_size=12), std=st.booleans())
+def test_advantages_are_relative_to_the_rollouts_of_the_group(batch: list[Outcome], std: bool) -> None:
+    metas = [Meta(id=i, group=g, reward=r, status=s) for i, (g, r, s) in enumerate(batch)]
+    found = group_advantages(metas, std=std)
+    for meta, (_, reward, _), advantage in zip(metas, batch, found, strict=True):
+        if meta.status in ("aborted", "failed"):
+            assert math.isnan(advantage), "not a silent zero"
+            continue
+        group = [r for g, r, s in batch if g == meta.group and s in ("completed", "truncated")]
+        if len(set(group)) == 1:
+            assert advantage == 0.0, "exactly: no rounding of the mean may leak through"
+            continue
+        expected = reward - statistics.fmean(group)
+        if std:
+            expected /= statistics.stdev(group) + 1e-6
+        assert advantage == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_left_out_rollout_may_lack_a_reward_and_does_not_move_the_baseline() -> None:
+    kept = [Meta(id=0, group="g", reward=1.0), Meta(id=1, group="g", reward=0.0)]
+    alone = group_advantages(kept, std=False)
+    more = group_advantages([*kept, Meta(id=2, group="g", status="aborted"), Meta(id=3, status="failed")], std=False)
+    assert more[:2].tolist() == alone.tolist() == [0.5, -0.5]
+
+
+def test_what_cannot_be_credited_is_refused() -> None:
+    with pytest.raises(LayoutError, match="record 7: status completed but no reward"):
+        group_advantages([Meta(id=7, group=1)])
+    with pytest.raises(LayoutError, match="record 7: no group"):
+        group_advantages([Meta(id=7, reward=1.0)])
+    with pytest.raises(LayoutError, match="record 7: in the batch twice"):
+        group_advantages([Meta(id=7, group=1, reward=1.0)] * 2)
+
+
+def token_credits(metas: list[Meta], layouts: list[Layout]) -> dict[tuple[int, int], tuple[float, float]]:
+    """(rollout, tape position) -> (advantage, weight), token by token, row by row."""
+    credits = assign_credit(metas, layouts)
+    found = {}
+    for r, (credit, layout) in enumerate(zip(credits, layouts, strict=True)):
+        for row in layout.rows:
+            for i in trained(row):
+                assert (r, int(row.tape[i])) not in found
+                found[r, int(row.tape[i])] = (credit.advantage, credit.token_weight)
+    return found
+
+
+@given(batch=st.lists(st.tuples(histories(), st.sampled_from([0.0, 0.2, 1.0])), min_size=1, max_size=5), data=st.data())
+def test_splitting_changes_neither_advantages_nor_weights(
+    batch: list[tuple[Rollout, float]], data: st.DataObject
+) -> None:
+    trajectories = [Trajectory.of(record) for (record, _), _ in batch]
+    metas = [Meta(id=i, group=i % 2, reward=reward) for i, (_, reward) in enumerate(batch)]
+    whole = token_credits(metas, [lay_out(t, Mask4d()) for t in trajectories])
+    for method in EXACT[1:]:
+        assert token_credits(metas, [lay_out(t, method) for t in trajectories]) == whole
+    longest = max((len(b) for t in trajectories for b in branches_of(t)), default=1)
+    budget = data.draw(st.integers(longest, 4 * longest))
+    packings: tuple[Packing, ...] = ("trie", "replicated")
+    for packing in packings:
+        split = [lay_out(t, Mask4d(packing=packing, budget=budget)) for t in trajectories]
+        assert token_credits(metas, split) == whole
+    by_rollout: dict[int, float] = defaultdict(float)
+    for (r, _), (_, weight) in whole.items():
+        by_rollout[r] += weight
+    for total in by_rollout.values():
+        assert total == pytest.approx(1 / len(batch)), "each rollout weighs the same, whatever its length"
+
+
+def test_weights_of_left_out_rollouts_are_zero_and_the_rest_shares_the_batch(running: Record, weather: Record) -> None:
+    metas = [Meta(id=0, group=0, reward=1.0), Meta(id=1, group=0, status="aborted"), Meta(id=2, group=0, reward=0.0)]
+    layouts = [lay_out(running, LogitTree()), lay_out(weather, LogitTree()), lay_out(weather, LogitTree())]
+    credits = assign_credit(metas, layouts, std=False)
+    assert [credit.trained for credit in credits] == [True, False, True]
+    assert [credit.token_weight for credit in credits] == [1 / (2 * 9), 0.0, 1 / (2 * 20)]
+
+
+def test_naive_weights_average_over_what_is_trained(running: Record) -> None:
+    (credit,) = assign_credit([Meta(group=0, reward=1.0)], [lay_out(running, NaiveCompressed())])
+    assert credit.token_weight == 1 / 6, "three of nine sampled tokens were evicted"
+
+
+@pytest.mark.parametrize("packing", ["trie", "replicated"])
+@given(rollout=histories(max_steps=20), data=st.data())
+def test_split_trees_are_exact_and_within_budget(packing: Packing, rollout: Rollout, data: st.DataObject) -> None:
+    record, history = rollout
+    branches = branches_of(Trajectory.of(record))
+    assume(branches)
+    longest = max(map(len, branches))
+    budget = data.draw(st.integers(longest, 3 * longest))
+    layout = lay_out(record, Mask4d(packing=packing, budget=budget))
+    found = {int(row.tape[i]): prefix_tokens(row, i) for row in layout.rows for i in trained(row)}
+    assert found == history.live
+    assert layout.trained == len(history.live)
+    if packing == "trie":
+        assert all(len(row) <= budget for row in layout.rows)
+
+
+@given(rollout=histories(max_steps=20), data=st.data())
+def test_the_split_is_the_best_cut_of_the_depth_first_order(rollout: Rollout, data: st.DataObject) -> None:
+    """Against trying every way to cut the sorted branches into runs, with tries built for real."""
+    record, _ = rollout
+    branches = branches_of(Trajectory.of(record))
+    assume(1 < len(branches) <= 7)
+    assume(not any(build_trie(record.tokens, branches).twins))  # with twins the size of a group is an upper bound
+    longest = max(map(len, branches))
+    budget = data.draw(st.integers(longest, 2 * longest))
+    order = sorted(branches, key=lambda b: record.tokens[b.tape].tolist())
+    best = math.inf
+    for cuts in range(2 ** (len(order) - 1)):
+        groups, group = [], [order[0]]
+        for i, branch in enumerate(order[1:]):
+            if cuts >> i & 1:
+                groups.append(group)
+                group = []
+            group.append(branch)
+        sizes = [len(build_trie(record.tokens, g)) for g in [*groups, group]]
+        if max(sizes) <= budget:
+            best = min(best, sum(sizes))
+    found = split_branches(record.tokens, branches, budget)
+    assert sum(len(build_trie(record.tokens, group)) for group in found) == best
+
+
+def test_a_branch_over_the_budget_is_refused_with_both_numbers(running: Record) -> None:
+    message = r"record running-example \(tc_rag\): .* layer 2 has 11 tokens, the budget is 10"
+    with pytest.raises(LayoutError, match=message):
+        lay_out(running, Mask4d(budget=10))
+    assert [len(row) for row in lay_out(running, Mask4d(budget=11)).rows] == [8, 10, 11, 11]
+    assert [len(row) for row in lay_out(running, Mask4d(budget=19)).rows] == [19]
+
+
+@pytest.mark.parametrize("method", EXACT, ids=name)
+def test_nothing_sampled_gives_no_rows(method: Method) -> None:
+    record = Record([1, 2], [0, 0], [None, None], [[(0, 2)]], meta=Meta(status="aborted"))
+    assert lay_out(record, method).rows == ()
+    assert split_branches(record.tokens, [], 5) == []

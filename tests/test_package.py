@@ -1,0 +1,75 @@
+"""The package as a whole: imports point one way, docstrings are true, examples and the README are up to date."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slime_plugin
+from examples import make_records
+from tests.cli import run
+from tests.conftest import ROOT
+
+MODULES = sorted(module.name for module in pkgutil.walk_packages(slime_plugin.__path__, "slime_plugin."))
+
+
+def test_imports_point_one_way() -> None:
+    """The contracts are in pyproject.toml; ``lint-imports`` explains what breaks them."""
+    tool = Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run([tool], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__, "a module says what it is for"
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_shipped_records_are_the_ones_the_script_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_records.main(tmp_path)
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert made == {path.name: path.read_text() for path in (ROOT / "examples/records").iterdir()}
+    assert len(capsys.readouterr().out.splitlines()) == len(made)
+
+
+def shown_commands() -> list[tuple[str, str, str]]:
+    """(page, command, output) of every ``$ memorywalker`` line in a console block of README.md and docs."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, output = part.partition("\n")
+                if command.startswith("memorywalker "):
+                    found.append((page.name, command, output))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command", "output"), shown_commands())
+def test_commands_in_the_documentation_print_what_it_says(
+    page: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
+    result = run(*command.split()[1:])
+    assert result.exit_code == 0, result.stderr
+    printed = [line.rstrip() for line in (result.stdout + result.stderr).splitlines()]
+    assert printed == [line.rstrip() for line in output.splitlines()], page
+
+
+def test_the_documentation_shows_commands() -> None:
+    assert {command.split()[1] for _, command, _ in shown_commands()} == {"record", "layout"}
+
+
+def test_links_in_the_documentation_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,5 +1,5 @@
 # make check runs everything a change has to pass; see CONTRIBUTING.md.
-.PHONY: check lint format test bench fuzz
+.PHONY: check lint format test docs bench fuzz
 
 check: lint test
 
@@ -16,6 +16,10 @@ format: .venv
 
 test:
 	launch/test.sh
+
+# Run the commands that README and docs show, and write down what they print now.
+docs: .venv
+	.venv/bin/python -m tests.documentation
 
 # Numbers for docs/benchmarks.md.
 bench: .venv

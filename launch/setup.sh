@@ -17,17 +17,22 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
   exit 1
 fi
 
-# What the environment depends on. The stamp is written last, so an interrupted set-up is done again.
-wanted=$({ "$python" --version; cat requirements.lock pyproject.toml; } | sha256sum | cut -d ' ' -f 1)
-stamp=.venv/.memorywalker-setup
-if [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && .venv/bin/python -c 'import slime_plugin' 2>/dev/null; then
+# An environment belongs to one interpreter and one folder (it does not survive a copy); a change of either makes it
+# anew. A change of what it holds is installed into it, so that what else was installed there stays.
+made_for="$("$python" --version) $PWD"
+holds=$(cat requirements.lock pyproject.toml | sha256sum | cut -d ' ' -f 1)
+stamp=.venv/.memorywalker-setup # written last: an interrupted set-up is done again
+if [[ -f $stamp && $(<"$stamp") == "$made_for $holds" ]]; then
   exit 0
 fi
 
-echo "setup: making .venv with $("$python" --version)"
+if [[ ! -f $stamp || $(<"$stamp") != "$made_for "* ]]; then
+  echo "setup: making .venv with $("$python" --version)"
+  "$python" -m venv --clear .venv
+fi
+echo "setup: installing requirements.lock"
 rm -f "$stamp"
-"$python" -m venv --clear .venv
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-echo "$wanted" >"$stamp"
+echo "$made_for $holds" >"$stamp"
 echo "setup: done; try .venv/bin/memorywalker --help"

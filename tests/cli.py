@@ -20,7 +20,7 @@ class Result:
 def run(*arguments: str) -> Result:
     result = CliRunner().invoke(cli, list(arguments))
     if isinstance(result.exception, MemoryWalkerError):
-        lines = "".join(f"error: {line}\n" for line in str(result.exception).splitlines())
+        lines = "".join(f"Error: {line}\n" for line in str(result.exception).splitlines())
         return Result(1, result.stdout, result.stderr + lines)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

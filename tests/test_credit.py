@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, Packing
+from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed
 from slime_plugin.errors import LayoutError
 from slime_plugin.methods import Layout, assign_credit, lay_out
 from slime_plugin.methods.credit import group_advantages
@@ -57,6 +57,8 @@ def test_what_cannot_be_credited_is_refused() -> None:
         group_advantages([Meta(id=7, group=1)])
     with pytest.raises(LayoutError, match="record 7: no group"):
         group_advantages([Meta(id=7, reward=1.0)])
+    with pytest.raises(LayoutError, match="record 7: status completed but reward nan"):
+        group_advantages([Meta(id=7, group=1, reward=math.nan)])
     with pytest.raises(LayoutError, match="record 7: in the batch twice"):
         group_advantages([Meta(id=7, group=1, reward=1.0)] * 2)
 
@@ -84,10 +86,8 @@ def test_splitting_changes_neither_advantages_nor_weights(
         assert token_credits(metas, [lay_out(t, method) for t in trajectories]) == whole
     longest = max((len(b) for t in trajectories for b in branches_of(t)), default=1)
     budget = data.draw(st.integers(longest, 4 * longest))
-    packings: tuple[Packing, ...] = ("trie", "replicated")
-    for packing in packings:
-        split = [lay_out(t, Mask4d(packing=packing, budget=budget)) for t in trajectories]
-        assert token_credits(metas, split) == whole
+    split = [lay_out(t, Mask4d(budget=budget)) for t in trajectories]
+    assert token_credits(metas, split) == whole
     by_rollout: dict[int, float] = defaultdict(float)
     for (r, _), (_, weight) in whole.items():
         by_rollout[r] += weight
@@ -99,7 +99,7 @@ def test_weights_of_left_out_rollouts_are_zero_and_the_rest_shares_the_batch(run
     metas = [Meta(id=0, group=0, reward=1.0), Meta(id=1, group=0, status="aborted"), Meta(id=2, group=0, reward=0.0)]
     layouts = [lay_out(running, LogitTree()), lay_out(weather, LogitTree()), lay_out(weather, LogitTree())]
     credits = assign_credit(metas, layouts, std=False)
-    assert [credit.trained for credit in credits] == [True, False, True]
+    assert [credit.included for credit in credits] == [True, False, True]
     assert [credit.token_weight for credit in credits] == [1 / (2 * 9), 0.0, 1 / (2 * 20)]
 
 
@@ -108,20 +108,18 @@ def test_naive_weights_average_over_what_is_trained(running: Record) -> None:
     assert credit.token_weight == 1 / 6, "three of nine sampled tokens were evicted"
 
 
-@pytest.mark.parametrize("packing", ["trie", "replicated"])
 @given(rollout=histories(max_steps=20), data=st.data())
-def test_split_trees_are_exact_and_within_budget(packing: Packing, rollout: Rollout, data: st.DataObject) -> None:
+def test_split_trees_are_exact_and_within_budget(rollout: Rollout, data: st.DataObject) -> None:
     record, history = rollout
     branches = branches_of(Trajectory.of(record))
     assume(branches)
     longest = max(map(len, branches))
     budget = data.draw(st.integers(longest, 3 * longest))
-    layout = lay_out(record, Mask4d(packing=packing, budget=budget))
+    layout = lay_out(record, Mask4d(budget=budget))
     found = {int(row.tape[i]): prefix_tokens(row, i) for row in layout.rows for i in trained(row)}
     assert found == history.live
     assert layout.trained == len(history.live)
-    if packing == "trie":
-        assert all(len(row) <= budget for row in layout.rows)
+    assert all(len(row) <= budget for row in layout.rows)
 
 
 @given(rollout=histories(max_steps=20), data=st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import struct
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugin.errors import RecordError
-from slime_plugin.record import Record, StoreWriter, dump_record, parse_record
+from slime_plugin.record import Edit, Meta, Record, StoreWriter, dump_record, parse_record
 from tests.cli import run
 from tests.histories import Rollout, histories
 
@@ -181,7 +182,7 @@ def test_every_command_refuses_it_the_same_way(command: list[str], tmp_path: Pat
     result = run(*command, str(file))
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith("Error: ")
     assert "version: 9 but this reader knows 1" in result.stderr
 
 
@@ -206,19 +207,27 @@ def test_all_defects_are_reported_at_once(running: Record, tmp_path: Path) -> No
     value["logprobs"][6] = None
     value["logprobs"][2] = -1.0
     del value["edits"][0]
+    value["meta"]["status"] = "?"
     file = tmp_path / "damaged.json"
     file.write_text(json.dumps(value))
-    assert len(run("record", "check", str(file)).stdout.splitlines()) == 3
+    assert len(run("record", "check", str(file)).stdout.splitlines()) == 4
 
 
 def test_good_lines_survive_a_bad_one(running: Record, tmp_path: Path) -> None:
-    file = tmp_path / "records.jsonl"
     good = dump_record(running)
-    file.write_text(f"{good}\n{good[:50]}\n\n{good}\n")
-    result = run("record", "check", str(file))
-    assert result.exit_code == 1
-    assert result.stdout.startswith(f"{file}:2: ")
-    assert "2 sound records, 1 defect" in result.stderr
+    for name, lines, bad in (("a.jsonl", [good, good[:50], "", good], 2), ("a.json", [good[:50], good, good], 1)):
+        file = tmp_path / name
+        file.write_text("\n".join(lines))
+        result = run("record", "check", str(file))
+        assert result.exit_code == 1
+        assert result.stdout.startswith(f"{file}:{bad}: ")
+        assert "2 sound records, 1 defect" in result.stderr
+
+
+def test_one_record_over_several_lines(running: Record, tmp_path: Path) -> None:
+    file = tmp_path / "broken_up.json"
+    file.write_text(dump_record(running).replace(',"tokens"', '\n,"tokens"').replace('"meta":', '"meta":\n'))
+    assert run("record", "check", str(file)).exit_code == 0
 
 
 def test_control_characters_do_not_reach_the_terminal(running: Record, tmp_path: Path) -> None:
@@ -252,6 +261,60 @@ def test_arrays_of_the_wrong_kind_are_refused() -> None:
         Record(**{**sound, "tokens": np.array([[1, 2]])})
     with pytest.raises(RecordError, match="-inf is not finite"):
         Record(**{**sound, "logprobs": np.array([np.nan, -np.inf])})
+
+
+def test_what_is_neither_list_nor_vector_is_refused() -> None:
+    for tokens in (np.array(5), 5, None, {"a": 1}):
+        with pytest.raises(RecordError, match="tokens: "):
+            Record(tokens, [0], [None], [[(0, 1)]])
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"extra": {"tokens": [1]}}, "record.extra: 'tokens' cannot be a further key"),
+        ({"extra": {5: 1}}, "record.extra: 5 cannot be a further key"),
+        ({"extra": {"x": np.zeros(2)}}, "record.extra: cannot be written as JSON"),
+        ({"extra": {"x": float("nan")}}, "record.extra: cannot be written as JSON"),
+        ({"extra": [1]}, "extra: list is not an object"),
+        ({"meta": Meta(id="a", extra={"id": ["bad"]})}, "meta.extra: 'id' cannot be a further key"),
+        ({"meta": {"x": float("inf")}}, "meta.extra: cannot be written as JSON"),
+        ({"edits": [Edit("pop", extra={"kind": "x"})]}, r"edits\[0\].extra: 'kind' cannot be a further key"),
+    ],
+)
+def test_further_fields_cannot_contradict_or_break_a_record(part: dict[str, Any], message: str) -> None:
+    sound: dict[str, Any] = {
+        "tokens": [7, 8, 9], "generated": [0, 1, 0], "logprobs": [None, -1.0, None],
+        "views": [[(0, 2)], [(0, 1), (2, 3)]], "edits": [Edit("pop")],
+    }  # fmt: skip
+    assert len(Record(**sound)) == 3
+    with pytest.raises(RecordError, match=message):
+        Record(**{**sound, **part})
+
+
+def test_a_number_beyond_floats_in_an_unknown_field(running: Record) -> None:
+    with pytest.raises(RecordError, match="cannot be written as JSON"):
+        parse_record(dump_record(running)[:-1] + ',"x":1e999}')
+
+
+def test_many_keys_and_one_of_them_twice_take_no_time() -> None:
+    """In a number of steps that grows with the keys, not with their square: 200,000 keys would not end otherwise."""
+    keys = ",".join(f'"{i}":0' for i in range(200_000))
+    with pytest.raises(RecordError, match="'199999' is given twice"):
+        parse_record("{" + keys + ',"199999":1}')
+
+
+def test_a_small_file_cannot_claim_a_huge_history() -> None:
+    n = 15_000
+    views = [[[0, n - 1 - k % 2]] for k in range(n)]
+    with pytest.raises(RecordError, match=r"views: hold 224\d* positions together, at most 100000000"):
+        Record([1] * n, [0] * n, [None] * n, views, [{"kind": "pop"}] * (n - 1))
+
+
+def test_a_copy_is_as_protected_as_the_original(running: Record) -> None:
+    for again in (pickle.loads(pickle.dumps(running)), copy.deepcopy(running)):
+        assert again == running
+        assert not again.tokens.flags.writeable
 
 
 def test_a_record_cannot_be_changed(running: Record) -> None:

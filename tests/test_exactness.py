@@ -11,6 +11,7 @@ from hypothesis import assume, example, given
 
 from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.methods import Layout, Row, lay_out
+from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, branches_of, build_trie
 from tests.histories import History, Rollout, histories
 from tests.oracle import ALL, EXACT, name, path, prefix_tokens, trained, view_tokens
@@ -42,7 +43,7 @@ def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: Method
             assert row.tokens[i] == record.tokens[row.tape[i]]
             assert row.rollout_logprobs[i] == record.logprobs[row.tape[i]]
     assert found == history.live
-    assert layout.lost == {}
+    assert (layout.lost, layout.off_context) == ({}, 0)
 
 
 @pytest.mark.parametrize("method", ALL, ids=name)
@@ -65,6 +66,9 @@ def test_rows_are_well_formed(method: Method, rollout: Rollout) -> None:
 def test_every_sampled_token_is_trained_or_accounted_for(method: Method, rollout: Rollout) -> None:
     record, history = rollout
     layout = lay_out(record, method)
+    if layout.off_context is not None:
+        found = [(int(row.tape[i]), prefix_tokens(row, i)) for row in layout.rows for i in trained(row)]
+        assert layout.off_context == sum(prefix != history.live[p] for p, prefix in found)
     assert layout.trained + sum(layout.lost.values()) == len(history.live)
     assert all(count > 0 for count in layout.lost.values())
 
@@ -121,7 +125,7 @@ def test_sdcc_leaves_are_the_tokens_whose_prefix_changed(rollout: Rollout) -> No
     found = {}
     for teacher in layout.teachers:
         (student,) = layout.rows
-        assert teacher.row.loss_mask.tolist().count(True) == len(teacher.student)
+        assert not teacher.row.loss_mask.any(), "a teacher has no loss"
         for s, t in zip(teacher.student.tolist(), teacher.teacher.tolist(), strict=True):
             p = int(student.tape[s])
             assert int(teacher.row.tape[t]) == p
@@ -192,6 +196,20 @@ def test_exact_packings_agree_on_what_they_need(rollout: Rollout) -> None:
     replicated = lay_out(record, Mask4d(packing="replicated"))
     trie = lay_out(record, Mask4d(packing="trie"))
     assert replicated.tokens == chains.tokens >= trie.tokens >= chains.trained
+
+
+def test_arrays_that_share_memory_cannot_be_changed(running: Record) -> None:
+    trajectory = Trajectory.of(running)
+    for method in ALL:
+        layout = lay_out(trajectory, method)
+        for row in [*layout.rows, *(teacher.row for teacher in layout.teachers)]:
+            for column in (row.tokens, row.tape, row.parent, row.position, row.loss_mask, row.rollout_logprobs):
+                assert not column.flags.writeable
+    assert not any(array.flags.writeable for array in (*trajectory.views, trajectory.born, trajectory.depth))
+
+
+def test_the_tree_of_nothing_is_empty() -> None:
+    assert len(build_trie(np.array([1], dtype=np.int32), [])) == 0
 
 
 def _one_chain(layout: Layout) -> list[int] | None:

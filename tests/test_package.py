@@ -16,6 +16,7 @@ import slime_plugin
 from examples import make_records
 from tests.cli import run
 from tests.conftest import ROOT
+from tests.documentation import printed, shown_commands
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(slime_plugin.__path__, "slime_plugin."))
 
@@ -41,32 +42,27 @@ def test_the_shipped_records_are_the_ones_the_script_makes(tmp_path: Path, capsy
     assert len(capsys.readouterr().out.splitlines()) == len(made)
 
 
-def shown_commands() -> list[tuple[str, str, str]]:
-    """(page, command, output) of every ``$ memorywalker`` line in a console block of README.md and docs."""
-    found = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-                command, _, output = part.partition("\n")
-                if command.startswith("memorywalker "):
-                    found.append((page.name, command, output))
-    return found
-
-
 @pytest.mark.parametrize(("page", "command", "output"), shown_commands())
 def test_commands_in_the_documentation_print_what_it_says(
     page: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "100")
-    result = run(*command.split()[1:])
-    assert result.exit_code == 0, result.stderr
-    printed = [line.rstrip() for line in (result.stdout + result.stderr).splitlines()]
-    assert printed == [line.rstrip() for line in output.splitlines()], page
+    assert printed(command) == output, f"{page}: run python -m tests.documentation to write it anew"
 
 
 def test_the_documentation_shows_commands() -> None:
     assert {command.split()[1] for _, command, _ in shown_commands()} == {"record", "layout"}
+
+
+def test_the_python_in_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out == "[7 8 9 5] [-1  0  0  2] [False  True False  True]\n"
+    assert run("record", "check", "runs").exit_code == 0
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:

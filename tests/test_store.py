@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +174,74 @@ def test_two_writers_are_kept_apart(running: Record, tmp_path: Path) -> None:
     path = tmp_path / "a.records"
     with StoreWriter(path), pytest.raises(StoreError, match="another writer has it open; give every writer a file"):
         StoreWriter(path)
+
+
+def test_a_reader_that_probes_for_a_writer_does_not_turn_one_away(tmp_path: Path) -> None:
+    path = tmp_path / "a.records"
+    path.touch()
+    with open(path, "rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        release = threading.Timer(0.1, fcntl.flock, (reader, fcntl.LOCK_UN))
+        release.start()
+        StoreWriter(path).close()
+        release.join()
+
+
+def test_a_store_that_has_just_been_made_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "a.records"
+    path.touch()
+    assert list(read_entries([path])) == []
+
+
+def test_an_interrupted_append_leaves_no_half_frame(
+    running: Record, weather: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.records"
+    with StoreWriter(path) as store:
+        store.append(running)
+        whole = store._write
+
+        def half(data: bytes) -> None:
+            whole(data[: len(data) // 2])
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_write", half)
+            with pytest.raises(KeyboardInterrupt):
+                store.append(weather)
+        store.append(weather)
+    assert list(scan_store(path)) == [running, weather]
+
+
+def test_a_wrong_length_hides_no_record_behind_it(running: Record, weather: Record, tmp_path: Path) -> None:
+    """A header that claims four gigabytes, with a check sum that fits: nothing is allocated for it, nothing cut off."""
+    path = tmp_path / "a.records"
+    sizes = write(path, [running, weather, running])
+    data = bytearray(path.read_bytes())
+    at = sizes[1]
+    data[at + 4 : at + 8] = b"\xf0\xff\xff\xff"
+    data[at + 16 : at + 20] = zlib.crc32(data[at : at + 16]).to_bytes(4, "little")
+    path.write_bytes(data)
+    first, damage, last = scan_store(path)
+    assert (first, last) == (running, running)
+    assert isinstance(damage, Damage)
+    assert not damage.torn
+    StoreWriter(path).close()
+    assert path.read_bytes() == data
+
+
+def test_a_frame_that_unpacks_to_more_than_it_says(running: Record, tmp_path: Path) -> None:
+    path = tmp_path / "a.records"
+    write(path, [running])
+    bomb = zlib.compress(bytes(50_000_000))
+    for claimed in (1_000, 2**31):
+        head = struct.pack("<4sIII", b"\xf5mwr", len(bomb), claimed, zlib.crc32(bomb))
+        frame = head + struct.pack("<I", zlib.crc32(head)) + bomb
+        (tmp_path / "bomb.records").write_bytes(path.read_bytes() + frame)
+        sound, damage = scan_store(tmp_path / "bomb.records")
+        assert sound == running
+        assert isinstance(damage, Damage)
+        assert str(claimed) in damage.message
 
 
 def test_other_files_are_never_overwritten(tmp_path: Path) -> None:

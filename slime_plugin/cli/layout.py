@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from slime_plugin.cli.choose import choose_record
+from slime_plugin.cli.choose import FILE, RECORD, choose_record, console
 from slime_plugin.config.frozen import load_config, parse_config
 from slime_plugin.config.method import PACKINGS, Cell, Method
 from slime_plugin.methods import METHODS, Layout, Row, lay_out
@@ -19,12 +18,12 @@ from slime_plugin.tree import Counts, Trajectory, count
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@FILE
 @click.option("--method", "name", type=click.Choice(list(METHODS)), help="How to lay the record out.")
 @click.option("--packing", type=click.Choice(PACKINGS), help="How mask4d packs branches.  [default: trie]")
-@click.option("--budget", type=click.IntRange(min=1), help="Most tokens per row; mask4d splits a larger tree.")
+@click.option("--budget", type=click.IntRange(min=1), help="Most tokens per row; mask4d splits a larger trie.")
 @click.option("--config", type=click.Path(path_type=Path), help="Take the method from a configuration file instead.")
-@click.option("--record", "wanted", metavar="ID|NUMBER", help="Which record, if the file holds several.")
+@RECORD
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def layout(
     file: Path,
@@ -65,7 +64,9 @@ def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
         "rows": len(result.rows),
         "tokens": result.tokens,
         "teacher_tokens": result.teacher_tokens,
+        "duplicated": _duplicated(result, counts),
         "trained": result.trained,
+        "off_context": result.off_context,
         "lost": dict(result.lost),
     }
     return {
@@ -75,6 +76,11 @@ def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
         "teachers": teachers,
         "counts": numbers,
     }
+
+
+def _duplicated(result: Layout, counts: Counts) -> int:
+    """Trunk tokens that a split over a budget computes more than once."""
+    return max(0, result.tokens - counts.trie_tokens) if result.packing == "trie" else 0
 
 
 def _columns(row: Row) -> dict[str, Any]:
@@ -113,7 +119,7 @@ def _method(name: str | None, packing: str | None, budget: int | None, config: P
 
 def _print_summary(result: Layout, counts: Counts) -> None:
     packing = f", packing {result.packing}" if result.packing else ""
-    console = Console()
+    out = console()
     table = Table(title=f"{result.method}{packing}", title_justify="left", box=None, pad_edge=False)
     for heading in ("row", "tokens", "roots", "deepest", "trained"):
         table.add_column(heading, justify="right")
@@ -123,12 +129,14 @@ def _print_summary(result: Layout, counts: Counts) -> None:
     for teacher in result.teachers:
         sizes = (len(teacher.row), int((teacher.row.parent < 0).sum()), int(teacher.row.position.max()) + 1)
         table.add_row("teacher", *map(str, sizes), f"{len(teacher.student)} leaves")
-    console.print(table)
+    out.print(table)
     lost = ", ".join(f"{number} {cause}" for cause, number in result.lost.items()) or "none"
-    console.print(f"\ntrained {result.trained} of {counts.R} sampled tokens; not trained: {lost}")
+    out.print(f"\ntrained {result.trained} of {counts.R} sampled tokens; not trained: {lost}")
+    if result.off_context is None:
+        out.print("not exact: right tokens visible, hidden states of another context")
+    else:
+        out.print(f"trained under another context than they were sampled in: {result.off_context}")
     computed = f"computed {result.tokens} tokens" + (
         f" and {result.teacher_tokens} without gradient" if result.teachers else ""
     )
-    console.print(
-        f"{computed}; one chain per branch takes {counts.branch_tokens}, the prefix tree {counts.trie_tokens}"
-    )
+    out.print(f"{computed}; one chain per branch takes {counts.branch_tokens}, the prefix tree {counts.trie_tokens}")

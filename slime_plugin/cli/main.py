@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 
 import click
@@ -45,9 +47,25 @@ def cli() -> None:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets its escape instead
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        cli.main(prog_name="memorywalker")
+        status = cli.main(prog_name="memorywalker", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
     except MemoryWalkerError as error:
         for line in str(error).splitlines():
-            click.echo(f"error: {line}", err=True)
-        sys.exit(1)
+            click.echo(f"Error: {line}", err=True)
+        status = 1
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted", err=True)
+        status = 130
+    except OSError as error:  # files that are read and written report their own; this is standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would fail again at exit
+        if not isinstance(error, BrokenPipeError):
+            click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)

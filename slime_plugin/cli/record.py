@@ -1,28 +1,26 @@
-"""``memorywalker record check | show | stats``."""
+"""``memorywalker record check | list | show | stats``."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from slime_plugin.cli.choose import choose_record, with_progress
-from slime_plugin.record import read_entries, read_records
+from slime_plugin.cli.choose import FILE, FILES, RECORD, choose_record, console, sound_records, with_progress
+from slime_plugin.record import read_entries
 from slime_plugin.report.page import record_page
-from slime_plugin.report.summary import summarise, summary_tables
+from slime_plugin.report.summary import listing, summarise, summary_tables
 from slime_plugin.report.terminal import draw_staircase
-
-FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 
 
 @click.group()
 def record() -> None:
     """Check, draw and summarise the records of rollouts.
 
-    FILE is interchange JSON, JSON lines, a record store, or a folder of stores.
+    FILE is interchange JSON, JSON lines, a record store, a folder of these, or - for standard input.
     """
 
 
@@ -44,37 +42,57 @@ def check(files: tuple[Path, ...]) -> None:
     sys.exit(1 if defects else 0)
 
 
+@record.command("list")
+@FILES
+def list_(files: tuple[Path, ...]) -> None:
+    """List records: one line each, with id, harness, reward and size."""
+    console().print(listing(with_progress(read_entries(files), "records read")))
+
+
 @record.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--record", "wanted", metavar="ID|NUMBER", help="Which record, if the file holds several.")
+@FILE
+@RECORD
 @click.option("--html", type=click.Path(path_type=Path), metavar="PAGE", help="Write a self-contained page instead.")
-@click.option("--width", type=click.IntRange(min=40), help="Columns to draw in.  [default: those of the terminal]")
+@click.option("--width", type=click.IntRange(min=60), help="Columns to draw in.  [default: those of the terminal]")
 def show(file: Path, wanted: str | None, html: Path | None, width: int | None) -> None:
     """Draw the live contexts of a rollout, one row per layer.
 
     Columns are tape positions, so every row has a hole where an edit took something out. A token was sampled under
-    exactly what lies to its left in the row where it is marked as generated.
+    exactly what lies to its left in the first row that has it; a row says so if an edit has put its tokens into
+    another order than the tape's.
     """
     chosen = choose_record(file, wanted)
     if html is None:
-        draw_staircase(chosen, Console(width=width))
-        return
-    try:
-        html.write_text(record_page(chosen), encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"{html}: cannot be written: {error.strerror}") from error
-    click.echo(f"wrote {html}")
+        draw_staircase(chosen, console(width))
+    else:
+        _write_whole(html, record_page(chosen))
+        click.echo(f"wrote {html}")
 
 
 @record.command()
 @FILES
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def stats(files: tuple[Path, ...], as_json: bool) -> None:
-    """Count what edits did to a set of rollouts, and what each method would train."""
-    summary = summarise(with_progress(read_records(files), "records counted"))
+    """Count what edits did to a set of rollouts, and what each method would train.
+
+    Damaged records are left out and named on standard error; the exit code is then 1.
+    """
+    summary = summarise(sound_records(files, "records counted"))
     if as_json:
         click.echo(json.dumps(summary, indent=2))
         return
-    console = Console()
+    out = console()
     for table in summary_tables(summary):
-        console.print(table)
+        out.print(table)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file or nothing: a page that was there before is replaced only by a complete one."""
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        draft.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error

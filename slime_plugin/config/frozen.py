@@ -27,7 +27,15 @@ Model = TypeVar("Model", bound=Frozen)
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the floats of YAML 1.2."""
+    """Safe YAML with the floats of YAML 1.2, in which a key that is given twice is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) != len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
+        return mapping
 
 
 _Loader.add_implicit_resolver(
@@ -45,7 +53,7 @@ def load_config(path: str | Path, model: type[Model]) -> Model:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that does not exist
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     return parse_config({} if value is None else value, model, str(path))
 
@@ -55,17 +63,38 @@ def parse_config(value: Any, model: type[Model], where: str) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        lines = [f"{where}: {_explain(detail, model)}" for detail in error.errors()]
+        lines = [f"{where}: {_explain(detail, model, value)}" for detail in error.errors()]
         raise ConfigError("\n".join(lines)) from None
 
 
-def _explain(detail: ErrorDetails, model: type[Frozen]) -> str:
-    keys = [str(key) for key in detail["loc"]]
+def _explain(detail: ErrorDetails, model: type[Frozen], value: Any) -> str:
+    keys = _written_keys(detail["loc"], value)
     place = ".".join(keys) or "the whole file"
+    context = detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(keys[-1], sorted(_all_keys(model)), n=1)
-        return f"{place}: unknown key" + (f"; did you mean {close[0]!r}?" if close else "")
+        return f"{place}: unknown key{_meant(keys[-1], sorted(_all_keys(model)))}"
+    if detail["type"] == "union_tag_invalid":
+        known = [tag.strip("'") for tag in str(context["expected_tags"]).split(", ")]
+        return f"{place}.type: {context['tag']!r} is none of {', '.join(known)}{_meant(context['tag'], known)}"
+    if detail["type"] == "value_error":
+        return f"{place}: {context['error']}"
     return f"{place}: {detail['msg']}, but it is {detail['input']!r:.60}"
+
+
+def _written_keys(loc: tuple[str | int, ...], value: Any) -> list[str]:
+    """The path to a mistake as it stands in the file: pydantic adds the names of the alternatives it tried."""
+    keys = []
+    for i, key in enumerate(loc):
+        if isinstance(value, dict) and key not in value and (i < len(loc) - 1 or key == value.get("type")):
+            continue
+        keys.append(str(key))
+        value = value.get(key) if isinstance(value, dict) else None
+    return keys
+
+
+def _meant(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _all_keys(model: type[BaseModel]) -> set[str]:

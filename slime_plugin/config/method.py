@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from slime_plugin.config.frozen import Frozen
 
@@ -36,7 +36,13 @@ class Mask4d(Frozen):
     type: Literal["mask4d"] = "mask4d"
     packing: Packing = "trie"
     budget: int | None = Field(default=None, ge=1)
-    """Most tokens of one row; a larger tree is split over several rows. Unlimited if not set."""
+    """Most tokens of one row; a larger tree is split over several rows. Unlimited if not set. Only for the trie."""
+
+    @model_validator(mode="after")
+    def _only_a_trie_is_split(self) -> Self:
+        if self.budget is not None and self.packing != "trie":
+            raise ValueError(f"a budget splits a prefix tree; packing {self.packing} has none - use packing trie")
+        return self
 
 
 class Sdcc(Frozen):

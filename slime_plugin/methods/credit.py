@@ -31,28 +31,31 @@ _EPSILON = 1e-6
 class Credit:
     """What every trained token of one rollout gets."""
 
+    included: bool
+    """False for a rollout that is neither in the baseline nor trained; its numbers are 0 and mean nothing."""
     advantage: float
-    """Relative to the group; NaN if the rollout is left out."""
+    """Relative to the group."""
     token_weight: float
-    """Factor of each trained token in the batch loss; 0 if the rollout is left out."""
-
-    @property
-    def trained(self) -> bool:
-        return not math.isnan(self.advantage)
+    """Factor of each trained token in the batch loss."""
 
 
 def assign_credit(metas: Sequence[Meta], layouts: Sequence[Layout], *, std: bool = True) -> list[Credit]:
     """GRPO over rollouts.
 
-    The batch loss is ``sum over rollouts, over trained tokens: token_weight * token loss``, the mean over rollouts
-    of the mean over each rollout's trained tokens. ``std`` divides advantages by the group's standard deviation.
+    The batch loss is ``sum over rollouts, over trained tokens: token_weight * token loss``, the mean over rollouts of
+    the mean over each rollout's trained tokens. Every rollout that is not left out counts, also one that has nothing
+    to train under this method, so that methods are compared on the same scale. ``std`` divides advantages by the
+    group's standard deviation.
     """
     advantages = group_advantages(metas, std=std)
     rollouts = int(np.count_nonzero(~np.isnan(advantages)))
     credits = []
     for advantage, layout in zip(advantages, layouts, strict=True):
-        tokens = 0 if math.isnan(advantage) else layout.trained
-        credits.append(Credit(float(advantage), 1.0 / (rollouts * tokens) if tokens else 0.0))
+        if math.isnan(advantage):
+            credits.append(Credit(included=False, advantage=0.0, token_weight=0.0))
+        else:
+            weight = 1.0 / (rollouts * layout.trained) if layout.trained else 0.0
+            credits.append(Credit(included=True, advantage=float(advantage), token_weight=weight))
     return credits
 
 
@@ -86,7 +89,6 @@ def _check(metas: Sequence[Meta]) -> None:
             continue
         if meta.group is None:
             raise LayoutError(f"{label}: no group; set meta.group to the prompt it was sampled for")
-        if meta.reward is None:
-            raise LayoutError(
-                f"{label}: status {meta.status} but no reward; score it, or mark it aborted to leave it out"
-            )
+        if meta.reward is None or not math.isfinite(meta.reward):
+            what = "no reward" if meta.reward is None else f"reward {meta.reward}"
+            raise LayoutError(f"{label}: status {meta.status} but {what}; score it, or mark it aborted to leave it out")

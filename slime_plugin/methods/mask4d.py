@@ -7,8 +7,8 @@
   **Not exact** - a survivor decoded before an eviction keeps a hidden state that has seen the evicted span, and one
   position id where each branch needs its own. It is kept as a diagnostic.
 
-A tree over ``budget`` tokens is split into several rows; which tokens are trained, and with which weight, stays the
-same.
+A tree over ``budget`` tokens is split into several trees, one row each; which tokens are trained, and with which
+weight, stays the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def lay_out(trajectory: Trajectory, method: Mask4d) -> Layout:
         rows = (union_row(trajectory, 1 + int(branches[-1].tape[-1])),)
     elif branches:
         rows = tuple(_pack(trajectory, group, method.packing) for group in _groups(trajectory, branches, method))
-    return Layout(method.type, rows, packing=method.packing)
+    return Layout(method.type, rows, packing=method.packing, off_context=None if method.packing == "union" else 0)
 
 
 def _groups(trajectory: Trajectory, branches: list[Branch], method: Mask4d) -> list[list[Branch]]:

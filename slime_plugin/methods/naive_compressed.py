@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from slime_plugin.config.method import NaiveCompressed
 from slime_plugin.methods.row import Layout, Row, chain_row
-from slime_plugin.tree import Trajectory, branch_of
+from slime_plugin.tree import Trajectory, branch_of, diverging_leaves
 
 
 def lay_out(trajectory: Trajectory, method: NaiveCompressed) -> Layout:
-    return Layout(method.type, compressed_rows(trajectory), lost=lost_to_eviction(trajectory))
+    return Layout(
+        method.type,
+        compressed_rows(trajectory),
+        lost=lost_to_eviction(trajectory),
+        off_context=diverging_leaves(trajectory).size,
+    )
 
 
 def compressed_rows(trajectory: Trajectory) -> tuple[Row, ...]:

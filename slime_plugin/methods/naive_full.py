@@ -11,11 +11,12 @@ import numpy as np
 
 from slime_plugin.config.method import NaiveFull
 from slime_plugin.methods.row import Layout, chain_row
-from slime_plugin.tree import Trajectory, branch_of
+from slime_plugin.tree import Trajectory, branch_of, off_context
 
 
 def lay_out(trajectory: Trajectory, method: NaiveFull) -> Layout:
     record = trajectory.record
-    tape = branch_of(0, np.arange(len(record), dtype=np.int32), record.generated)
-    rows = (chain_row(record, tape.tape, tape.trained),) if len(tape) else ()
-    return Layout(method.type, rows)
+    tape = np.arange(len(record), dtype=np.int32)
+    cut = branch_of(0, tape, record.generated)
+    rows = (chain_row(record, cut.tape, cut.trained),) if len(cut) else ()
+    return Layout(method.type, rows, off_context=off_context(trajectory, tape).size)

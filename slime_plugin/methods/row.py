@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slime_plugin.record import Record
-from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray
+from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, read_only
 from slime_plugin.tree import Trajectory, Trie
 
 
@@ -35,7 +35,7 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training input of N tokens."""
+    """One training input of N tokens. Its arrays are read-only: copy what is to be changed."""
 
     tokens: IntArray
     tape: IntArray
@@ -76,6 +76,9 @@ class Layout:
     teachers: tuple[Teacher, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)
     """Sampled tokens that are not trained, by cause. Every sampled token is either trained once or counted here."""
+    off_context: int | None = 0
+    """Trained tokens that are conditioned on something else than what they were sampled under. None for the union
+    packing, where the visible tokens are right and their hidden states are not."""
 
     @property
     def tokens(self) -> int:
@@ -94,13 +97,13 @@ class Layout:
 
 def chain_row(record: Record, tape: IntArray, loss_mask: BoolArray) -> Row:
     """A plain sequence: each token follows the one before."""
-    steps = np.arange(-1, tape.size, dtype=np.int32)
-    return _row(record, tape, steps[:-1], steps[1:], loss_mask)
+    position = np.arange(tape.size, dtype=np.int32)
+    return _row(record, tape, position - 1, position, loss_mask)
 
 
-def trie_row(record: Record, trie: Trie) -> Row:
-    """A prefix tree in depth-first order."""
-    return _row(record, trie.tape, trie.parent, trie.depth, trie.trained)
+def trie_row(record: Record, trie: Trie, *, trained: bool = True) -> Row:
+    """A prefix tree in depth-first order; without loss if it is not ``trained``."""
+    return _row(record, trie.tape, trie.parent, trie.depth, trie.trained & trained)
 
 
 def forest_row(record: Record, chains: list[Row]) -> Row:
@@ -128,18 +131,20 @@ def union_row(trajectory: Trajectory, stop: int) -> Row:
         follows = np.concatenate(([-1], view[:-1])).astype(np.int32)
         here = (trajectory.born[view] == k) & (view < stop)
         parent[view[here]] = follows[here]
-    row = _row(record, tape, parent, trajectory.depth[:stop], record.generated[:stop])
-    return Row(
-        row.tokens,
-        row.tape,
-        row.parent,
-        row.position,
-        row.loss_mask,
-        row.rollout_logprobs,
-        Lifetimes(trajectory.born[:stop], rank),
-    )
+    lifetimes = Lifetimes(trajectory.born[:stop], read_only(rank))
+    return _row(record, tape, parent, trajectory.depth[:stop], record.generated[:stop], lifetimes)
 
 
-def _row(record: Record, tape: IntArray, parent: IntArray, position: IntArray, loss_mask: BoolArray) -> Row:
+def _row(
+    record: Record,
+    tape: IntArray,
+    parent: IntArray,
+    position: IntArray,
+    loss_mask: BoolArray,
+    lifetimes: Lifetimes | None = None,
+) -> Row:
     logprobs = np.where(loss_mask, record.logprobs[tape], np.float32(np.nan))
-    return Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs)
+    row = Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs, lifetimes)
+    for column in (row.tokens, tape, parent, position, loss_mask, logprobs):
+        read_only(column)
+    return row

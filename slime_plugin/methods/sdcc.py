@@ -12,20 +12,22 @@ import numpy as np
 from slime_plugin.config.method import Sdcc
 from slime_plugin.methods.naive_compressed import compressed_rows, lost_to_eviction
 from slime_plugin.methods.row import Layout, Teacher, trie_row
+from slime_plugin.record.arrays import IntArray
 from slime_plugin.tree import Trajectory, branch_of, build_trie, diverging_leaves
 
 
 def lay_out(trajectory: Trajectory, method: Sdcc) -> Layout:
+    leaves = diverging_leaves(trajectory)
     return Layout(
         method.type,
         compressed_rows(trajectory),
-        teachers=_teachers(trajectory),
+        teachers=_teachers(trajectory, leaves),
         lost=lost_to_eviction(trajectory),
+        off_context=leaves.size,
     )
 
 
-def _teachers(trajectory: Trajectory) -> tuple[Teacher, ...]:
-    leaves = diverging_leaves(trajectory)
+def _teachers(trajectory: Trajectory, leaves: IntArray) -> tuple[Teacher, ...]:
     if not leaves.size:
         return ()
     record = trajectory.record
@@ -39,4 +41,4 @@ def _teachers(trajectory: Trajectory) -> tuple[Teacher, ...]:
     target = np.flatnonzero(trie.trained)
     place[trie.tape[target]] = target
     student = np.flatnonzero(is_leaf[trajectory.views[-1]]).astype(np.int32)
-    return (Teacher(trie_row(record, trie), student, place[leaves]),)
+    return (Teacher(trie_row(record, trie, trained=False), student, place[leaves]),)

@@ -44,7 +44,7 @@ def as_tokens(value: object) -> IntArray | Defect:
     if not _within(value, 0, LARGEST_ID):
         bad = next(i for i, token in enumerate(value) if not 0 <= token <= LARGEST_ID)
         return Defect(f"tokens[{bad}]", f"id {_clipped(value[bad])} is out of range; {remedy}")
-    return _read_only(np.array(value, dtype=np.int32))
+    return read_only(np.array(value, dtype=np.int32))
 
 
 def as_flags(value: object, length: int) -> BoolArray | Defect:
@@ -64,7 +64,7 @@ def as_flags(value: object, length: int) -> BoolArray | Defect:
     if not _within(value, 0, 1):
         bad = next(i for i, flag in enumerate(value) if flag not in (0, 1))
         return Defect(f"generated[{bad}]", f"{_clipped(value[bad])} is neither 0 nor 1; {remedy}")
-    return _read_only(np.array(value, dtype=np.bool_))
+    return read_only(np.array(value, dtype=np.bool_))
 
 
 def as_logprobs(value: object, length: int) -> FloatArray | Defect:
@@ -92,7 +92,7 @@ def as_logprobs(value: object, length: int) -> FloatArray | Defect:
     if overflow.size:
         bad = int(overflow[0])
         return Defect(f"logprobs[{bad}]", f"{wide[bad]:g} is not finite in float32; {remedy}")
-    return _read_only(narrow)
+    return read_only(narrow)
 
 
 def to_json_floats(array: FloatArray) -> list[float | None]:
@@ -127,6 +127,7 @@ def _clipped(value: object, width: int = 40) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, protected against change: derived arrays share memory."""
     array.flags.writeable = False
     return array

@@ -21,11 +21,13 @@ import numpy as np
 
 from slime_plugin.errors import Defect
 from slime_plugin.record.arrays import LARGEST_ID, BoolArray, IntArray
-from slime_plugin.record.labels import Edit, Meta
+from slime_plugin.record.labels import Edit, Meta, extra_defects
 
 if TYPE_CHECKING:
     from slime_plugin.record.schema import Record, View
 
+LARGEST_TOTAL = 10**8
+"""Most positions of all views together: 100 live contexts of a million tokens. A small file could claim far more."""
 LARGEST_LOGPROB = 1e-3
 """A log-probability is at most 0; engines that work in low precision overshoot by a rounding error, not by more."""
 
@@ -36,6 +38,12 @@ def as_meta(value: object) -> Meta | Defect:
     if not isinstance(value, Meta):
         return Defect("meta", f"{type(value).__name__} is not an object; give {{}} if nothing is known")
     return next(value.defects(), value)
+
+
+def as_extra(value: object, taken: tuple[str, ...]) -> dict[str, Any] | Defect:
+    if not isinstance(value, Mapping):
+        return Defect("extra", f"{type(value).__name__} is not an object; give further fields by name")
+    return next(extra_defects("record", value, taken), dict(value))
 
 
 def as_edits(value: object) -> tuple[Edit, ...] | Defect:
@@ -59,7 +67,7 @@ def as_views(value: object, length: int) -> tuple[View, ...] | Defect:
         return Defect("views", f"{type(value).__name__} is not a list; give one list of spans per layer")
     if not value:
         return Defect("views", "0 views; a rollout has at least one live context")
-    views = []
+    views, total = [], 0
     for k, view in enumerate(value):
         if not isinstance(view, list | tuple):
             return Defect(f"views[{k}]", f"{type(view).__name__} is not a list; give spans [[start, stop], ...]")
@@ -71,6 +79,7 @@ def as_views(value: object, length: int) -> tuple[View, ...] | Defect:
             if defect:
                 return Defect(f"views[{k}][{i}]", defect)
             spans.append((int(span[0]), int(span[1])))
+        total += sum(stop - start for start, stop in spans)
         overlap = _overlap(spans)
         if overlap:
             first, second, position = overlap
@@ -80,6 +89,8 @@ def as_views(value: object, length: int) -> tuple[View, ...] | Defect:
                 f"[{spans[first][0]}, {spans[first][1]}) holds already; a position stands at most once in a view",
             )
         views.append(tuple(spans))
+    if total > LARGEST_TOTAL:
+        return Defect("views", f"hold {total} positions together, at most {LARGEST_TOTAL} are read; this is no rollout")
     return tuple(views)
 
 
@@ -111,8 +122,19 @@ def _overlap(spans: list[tuple[int, int]]) -> tuple[int, int, int] | None:
 
 
 def find_defects(record: Record) -> list[Defect]:
-    """Everything that is wrong with a record whose parts are sound, at most one defect per rule and view."""
-    return [*_logprob_defects(record), *_edit_count_defects(record), *_history_defects(record)]
+    """What is wrong with how the parts fit together, as far as the parts are there: the rest was refused already."""
+    found: list[Defect] = []
+    if _has(record, "generated", "logprobs"):
+        found.extend(_logprob_defects(record))
+    if _has(record, "views", "edits"):
+        found.extend(_edit_count_defects(record))
+    if _has(record, "tokens", "generated", "views"):
+        found.extend(_history_defects(record))
+    return found
+
+
+def _has(record: Record, *fields: str) -> bool:
+    return all(hasattr(record, field) for field in fields)
 
 
 def _logprob_defects(record: Record) -> Iterator[Defect]:

@@ -1,4 +1,4 @@
-"""Open whatever holds records: interchange JSON, JSON lines, a store, or a folder of stores.
+"""Open whatever holds records: interchange JSON, JSON lines, a store, a folder of these, or standard input.
 
 What a file is is read from its first bytes, not from its name. Every entry of a file is yielded, good or bad, so
 that one damaged record hides none of the others.
@@ -6,14 +6,21 @@ that one damaged record hides none of the others.
 
 from __future__ import annotations
 
+import os
+import shutil
+import stat
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from slime_plugin.errors import RecordError, StoreError
 from slime_plugin.record.interchange import parse_record
 from slime_plugin.record.schema import Record
-from slime_plugin.record.store import MAGIC, SUFFIX, Damage, scan_store
+from slime_plugin.record.store import MAGIC, SUFFIX, Damage, scan_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,9 @@ class Entry:
     """One record of a file, or the lines that say why it is none."""
 
     where: str
-    """The file, and the number of the record in it where there are several: ``run.records#3``."""
+    """The file, and the place of the record in it: ``run.records#3``, ``records.jsonl:4``."""
+    number: int | None
+    """Counts the records of a file from 0; None for what is not a record, such as a torn tail."""
     record: Record | None
     problems: tuple[str, ...] = ()
 
@@ -34,15 +43,16 @@ _FOREIGN = {
 
 
 def read_entries(paths: Iterable[str | Path]) -> Iterator[Entry]:
-    """All entries of the files, in order. A folder stands for the stores in it."""
+    """All entries of the files, in order. A folder stands for the stores in it, or else for its JSON files."""
     for path in paths:
         for file in _expand(Path(path)):
             try:
-                yield from _file_entries(file)
+                with _opened(file) as data:
+                    yield from _file_entries(file, data)
             except StoreError as error:
-                yield _bad(str(file), str(error).removeprefix(f"{file}: "))
+                yield _bad(str(file), None, str(error).removeprefix(f"{file}: "))
             except OSError as error:
-                yield _bad(str(file), f"cannot be read: {error.strerror}")
+                yield _bad(str(file), None, f"cannot be read: {error.strerror}")
 
 
 def read_records(paths: Iterable[str | Path]) -> Iterator[Record]:
@@ -56,56 +66,69 @@ def read_records(paths: Iterable[str | Path]) -> Iterator[Record]:
 def _expand(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(path.rglob(f"*{SUFFIX}")) or [path]  # an empty folder fails as a file that cannot be read
+    for pattern in (f"*{SUFFIX}", "*.json*"):
+        found = sorted(file for file in path.rglob(pattern) if file.suffix in (SUFFIX, ".json", ".jsonl"))
+        if found:
+            return found
+    return [path]
 
 
-def _file_entries(path: Path) -> Iterator[Entry]:
-    with open(path, "rb") as file:
-        start = file.read(len(MAGIC))
-    if start and MAGIC.startswith(start):
-        yield from _store_entries(path)
-        return
-    for prefix, what in _FOREIGN.items():
-        if start.startswith(prefix):
-            yield _bad(str(path), f"this is {what}")
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file as one that can be read twice: what comes through a pipe is kept in a temporary file first."""
+    if path.is_dir():
+        raise StoreError(f"{path}: a folder without records; they are in files named *{SUFFIX}, *.json or *.jsonl")
+    with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
+        if str(path) != "-" and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            yield file
             return
-    yield from _text_entries(path)
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(file, copy)
+            copy.seek(0)
+            yield copy
 
 
-def _store_entries(path: Path) -> Iterator[Entry]:
-    for number, found in enumerate(scan_store(path)):
-        where = f"{path}#{number}"
-        if isinstance(found, Record):
-            yield Entry(where, found)
-        elif isinstance(found, Damage):
-            yield _bad(str(path), found.message)
-        else:
-            yield _bad(where, *found.lines())
-
-
-def _text_entries(path: Path) -> Iterator[Entry]:
-    data = path.read_bytes()
-    lines = data.split(b"\n")
-    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    one_per_line = path.suffix == ".jsonl" or (len(filled) > 1 and _is_object(filled[0][1]))
-    if one_per_line and filled:
-        for number, line in filled:
-            yield _parsed(f"{path}:{number}", line)
+def _file_entries(path: Path, file: BinaryIO) -> Iterator[Entry]:
+    start = file.read(len(MAGIC))
+    file.seek(0)
+    foreign = next((what for prefix, what in _FOREIGN.items() if start.startswith(prefix)), None)
+    if MAGIC.startswith(start) and (start or path.suffix == SUFFIX):  # a store that has just been made may be empty
+        yield from _store_entries(path, file)
+    elif foreign:
+        yield _bad(str(path), None, f"this is {foreign}")
     else:
-        yield _parsed(str(path), data)
+        yield from _text_entries(path, file.read())
 
 
-def _is_object(line: bytes) -> bool:
-    line = line.strip()
-    return line.startswith(b"{") and line.endswith(b"}")
+def _store_entries(path: Path, file: BinaryIO) -> Iterator[Entry]:
+    number = 0
+    for found in scan_file(file, path):
+        where = f"{path}#{number}"
+        if isinstance(found, Damage):
+            yield _bad(str(path), None, found.message)
+            continue
+        yield Entry(where, number, found) if isinstance(found, Record) else _bad(where, number, *found.lines())
+        number += 1
 
 
-def _parsed(where: str, text: bytes) -> Entry:
+def _text_entries(path: Path, data: bytes) -> Iterator[Entry]:
+    """One record, or one per line: that is tried where the whole is none and every line looks like an object."""
+    filled = [(place, line) for place, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    could_be_lines = len(filled) > 1 and all(line.lstrip().startswith(b"{") for _, line in filled)
+    whole = _parsed(str(path), 0, data)
+    if whole.record is not None or not could_be_lines:
+        yield whole
+        return
+    for number, (place, line) in enumerate(filled):
+        yield _parsed(f"{path}:{place}", number, line)
+
+
+def _parsed(where: str, number: int, text: bytes) -> Entry:
     try:
-        return Entry(where, parse_record(text))
+        return Entry(where, number, parse_record(text))
     except RecordError as error:
-        return _bad(where, *error.lines())
+        return _bad(where, number, *error.lines())
 
 
-def _bad(where: str, *lines: str) -> Entry:
-    return Entry(where, None, tuple(f"{where}: {line}" for line in lines))
+def _bad(where: str, number: int | None, *lines: str) -> Entry:
+    return Entry(where, number, None, tuple(f"{where}: {line}" for line in lines))

@@ -19,10 +19,9 @@ import numpy as np
 from slime_plugin.errors import Defect, RecordError
 from slime_plugin.record.arrays import to_json_floats
 from slime_plugin.record.labels import Json
-from slime_plugin.record.schema import Record, record_label
+from slime_plugin.record.schema import FIELDS, Record, record_label
 
 VERSION = 1
-FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
 
 
 def parse_record(text: str | bytes) -> Record:
@@ -101,9 +100,11 @@ def _refuse_constant(name: str) -> NoReturn:
 def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice[:40]!r} is given twice in one object")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"key {key[:40]!r} is given twice in one object")
+            seen.add(key)
     return value
 
 
@@ -111,7 +112,8 @@ def _json_problem(error: json.JSONDecodeError) -> str:
     place = f"line {error.lineno} column {error.colno} (character {error.pos} of {len(error.doc)})"
     if not error.doc.strip():
         return "the text is empty; a record is a JSON object"
-    if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
+    rest = error.doc[error.pos :].rstrip()
+    if error.msg.startswith("Unterminated") or any(word.startswith(rest) for word in ("null", "true", "false", "-")):
         return f"the JSON ends unfinished at {place}; the file was cut off - write it again"
     return f"not JSON at {place}: {error.msg}"
 

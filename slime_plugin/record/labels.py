@@ -7,6 +7,7 @@ own harness can add keys without this reader losing them.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "u
 """What an edit did. ``unknown`` is for a break in the context whose cause could not be recovered."""
 
 STATUSES = ("completed", "truncated", "aborted", "failed")
-"""How a rollout ended. Aborted and failed rollouts carry no reward and leave the group baseline."""
+"""How a rollout ended. Aborted and failed rollouts leave the group baseline, with or without a reward."""
 
 LARGEST_REWARD = 1e18
 """A reward beyond this cannot be squared in float32, so no group could be normalised with it."""
@@ -33,7 +34,7 @@ class Edit:
     kind: str = "unknown"
     author: str | None = None
     """Who decided: "policy", "harness", or whatever name the harness gives."""
-    extra: Mapping[str, Json] = field(default_factory=dict)
+    extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Json]:
         return {"kind": self.kind, "author": self.author, **self.extra}
@@ -51,6 +52,7 @@ class Edit:
             yield Defect(f"{where}.kind", f"{kind!r:.40} is not a kind of edit; use {_nearest(kind, KINDS)}")
         if not isinstance(author, str | None):
             yield Defect(f"{where}.author", f"{author!r:.40} is not a name; use a string or leave it out")
+        yield from extra_defects(where, self.extra, ("kind", "author"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Meta:
     reward: float | None = None
     status: str = "completed"
     weight_version: str | int | None = None
-    extra: Mapping[str, Json] = field(default_factory=dict)
+    extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Json]:
         known = {key: getattr(self, key) for key in _META_KEYS}
@@ -91,9 +93,35 @@ class Meta:
             yield Defect("meta.reward", f"not a finite number within {LARGEST_REWARD:g}; leave it out if there is none")
         if status not in STATUSES:
             yield Defect("meta.status", f"{status!r:.40} is not how a rollout ends; use {_nearest(status, STATUSES)}")
+        yield from extra_defects("meta", self.extra, _META_KEYS)
 
 
 _META_KEYS = ("id", "harness", "group", "reward", "status", "weight_version")
+
+
+def extra_defects(where: str, extra: Mapping[str, Json], taken: tuple[str, ...]) -> Iterator[Defect]:
+    """Further keys must be strings, none of ours, with values that can be written and read back."""
+    keys: list[Any] = list(extra)
+    for key in keys:
+        if not isinstance(key, str) or key in taken:
+            yield Defect(
+                f"{where}.extra", f"{key!r:.40} cannot be a further key; use a string that is not {', '.join(taken)}"
+            )
+            return
+    try:
+        json.dumps(dict(extra), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        yield Defect(f"{where}.extra", f"cannot be written as JSON ({error}); use plain, finite values")
+
+
+def printable(value: object, width: int = 80) -> str:
+    """Text from a record, safe to show on a terminal.
+
+    >>> printable("\\x1b[2J")
+    '\\\\x1b[2J'
+    """
+    text = str(value)[:width]
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _split(value: Mapping[str, Json], keys: tuple[str, ...]) -> tuple[dict[str, Json], dict[str, Json]]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,15 @@ import numpy as np
 from slime_plugin.errors import Defect, RecordError
 from slime_plugin.record import checks
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, as_flags, as_logprobs, as_tokens
-from slime_plugin.record.labels import Edit, Json, Meta
+from slime_plugin.record.labels import Edit, Json, Meta, printable
 
 Span = tuple[int, int]
 """Tape positions ``[start, stop)``."""
 View = tuple[Span, ...]
 """A live context: spans of the tape, in context order."""
+
+FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
+"""The fields of a record in its interchange form."""
 
 _NO_META = Meta()
 
@@ -78,7 +82,7 @@ class Record:
         views: Sequence[Sequence[Sequence[int]]],
         edits: Sequence[Edit | Mapping[str, Json]] = (),
         meta: Meta | Mapping[str, Json] = _NO_META,
-        extra: Mapping[str, Json] | None = None,
+        extra: Mapping[str, Json] = MappingProxyType({}),
     ) -> None:
         """Takes lists or arrays. The three sequences over the tape are ``Any`` because they are checked here."""
         found: list[Defect] = []
@@ -91,14 +95,13 @@ class Record:
 
         keep("meta", checks.as_meta(meta))
         keep("tokens", as_tokens(tokens))
-        length = len(tokens) if hasattr(tokens, "__len__") else 0
+        length = len(tokens) if isinstance(tokens, list | tuple) or np.ndim(tokens) == 1 else 0
         keep("generated", as_flags(generated, length))
         keep("logprobs", as_logprobs(logprobs, length))
         keep("views", checks.as_views(views, length))
         keep("edits", checks.as_edits(edits))
-        keep("extra", dict(extra or {}))
-        if not found:
-            found.extend(checks.find_defects(self))
+        keep("extra", checks.as_extra(extra, FIELDS))
+        found.extend(checks.find_defects(self))
         if found:
             raise RecordError(record_label(meta), found)
 
@@ -123,6 +126,11 @@ class Record:
             and np.array_equal(self.logprobs, other.logprobs, equal_nan=True)
             and (self.views, self.edits, self.meta, self.extra) == (other.views, other.edits, other.meta, other.extra)
         )
+
+    def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
+        """A copy that went through a process boundary is checked and protected like any other record."""
+        parts = (self.tokens, self.generated, self.logprobs, self.views, self.edits, self.meta, self.extra)
+        return type(self), parts
 
     __hash__ = None  # type: ignore[assignment]  # arrays inside: comparable, not hashable
 
@@ -151,11 +159,5 @@ def record_label(meta: object) -> str:
     """``record 17-3 (agentfold)``, from as much of the meta data as is there."""
     fields = meta.to_json() if isinstance(meta, Meta) else meta if isinstance(meta, Mapping) else {}
     name, harness = fields.get("id"), fields.get("harness")
-    label = "record without id" if name is None else f"record {_printable(name, 80)}"
-    return label if harness is None else f"{label} ({_printable(harness, 40)})"
-
-
-def _printable(value: object, width: int) -> str:
-    """Text from outside, safe to show on a terminal."""
-    text = str(value)[:width]
-    return text if text.isprintable() else repr(text)[1:-1]
+    label = "record without id" if name is None else f"record {printable(name, 80)}"
+    return label if harness is None else f"{label} ({printable(harness, 40)})"

@@ -18,12 +18,13 @@ on at the next frame.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import logging
+import mmap
 import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from numpy.typing import NDArray
 
 from slime_plugin.errors import RecordError, StoreError
 from slime_plugin.record.interchange import VERSION, check_version
-from slime_plugin.record.schema import Record
+from slime_plugin.record.schema import Record, record_label
 
 MAGIC = b"\x89MWREC\r\n"
 SYNC = b"\xf5mwr"
@@ -48,8 +49,8 @@ _HEADER = struct.Struct("<8sII")
 _FRAME = struct.Struct("<4sIII")
 _CRC = struct.Struct("<I")
 _FRAME_SIZE = _FRAME.size + _CRC.size
-_LARGEST_RAW = 2**31
-"""A frame that claims to unpack to more is damaged, or hostile: no rollout has half a billion tokens."""
+_LARGEST_RAW = 2**28
+"""A frame that claims to unpack to more is damaged, or hostile: no rollout has thirty million tokens."""
 _LEVEL = 1
 """zlib level. On token ids as byte planes, level 6 saves 3 % more and takes three times as long."""
 
@@ -85,11 +86,7 @@ class StoreWriter:
         except OSError as error:
             raise StoreError(f"{path}: cannot be written: {error.strerror}; choose another folder") from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise StoreError(f"{path}: another writer has it open; give every writer a file of its own") from None
-        try:
+            self._lock()
             self._resume()
         except BaseException:
             self._file.close()
@@ -97,14 +94,19 @@ class StoreWriter:
 
     def append(self, record: Record) -> None:
         """Write one record. When this returns, every reader sees it."""
+        frame = _frame(_encode(record))
         start = os.fstat(self._file.fileno()).st_size
         try:
-            self._write(_frame(_encode(record)))
+            self._write(frame)
             if self.durable:
                 os.fsync(self._file.fileno())
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(start)
+        except BaseException as error:
+            try:
+                self._file.truncate(start)  # half a frame would swallow the beginning of the next
+            except OSError:
+                self._file.close()  # so let there be no next
+            if not isinstance(error, OSError):
+                raise
             raise StoreError(
                 f"{self.path}: {record.label} was not written: {error.strerror}; the {start} bytes before it are "
                 "intact - free some space and append it again"
@@ -123,6 +125,19 @@ class StoreWriter:
     ) -> None:
         self.close()
 
+    def _lock(self) -> None:
+        """Be the only writer. A reader that has just met an unfinished frame holds the lock for a moment too."""
+        for wait in (0.05, 0.2, 0.5, None):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if wait is not None:
+                    time.sleep(wait)
+            except OSError as error:
+                raise StoreError(f"{self.path}: cannot be locked: {error.strerror}; use a local disk") from error
+        raise StoreError(f"{self.path}: another writer has it open; give every writer a file of its own")
+
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
@@ -138,7 +153,7 @@ class StoreWriter:
             self._write(_HEADER.pack(MAGIC, STORE_VERSION, 0))
             return
         with open(self.path, "rb") as file:
-            for found in _frames(file, self.path):
+            for found in _frames(file, self.path, mine=True):
                 if isinstance(found, Damage) and found.torn:
                     self.recovered = found
                     self._file.truncate(found.offset)
@@ -155,33 +170,43 @@ def scan_store(path: str | Path) -> Iterator[Record | RecordError | Damage]:
     The scan covers what was there when it began. A torn tail is reported once the writer is gone; while one is at
     work, an unfinished frame is simply not there yet.
     """
-    path = Path(path)
     with open(path, "rb") as file:
-        for found in _frames(file, path):
-            if isinstance(found, Damage):
-                if not (found.torn and _has_writer(path)):
-                    yield found
-                continue
-            offset, stored, raw_length = found
-            try:
-                yield _decode(stored, raw_length)
-            except RecordError as error:
-                yield error
-            except _UndecodableError as error:
-                yield Damage(offset, f"the frame at byte {offset} holds no record: {error}")
+        yield from scan_file(file, Path(path))
+
+
+def scan_file(file: BinaryIO, path: Path) -> Iterator[Record | RecordError | Damage]:
+    """:func:`scan_store` for a file that is open already; ``path`` is what messages call it."""
+    for found in _frames(file, path):
+        if isinstance(found, Damage):
+            yield found
+            continue
+        offset, stored, raw_length = found
+        try:
+            yield _decode(stored, raw_length)
+        except RecordError as error:
+            yield error
+        except _UndecodableError as error:
+            yield Damage(offset, f"the frame at byte {offset} holds no record: {error}")
 
 
 class _UndecodableError(Exception):
     """A frame with good check sums and senseless content: written by something else."""
 
 
-def _frames(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes, int] | Damage]:
-    """Whole frames as (offset, stored bytes, raw length), and the damage between and after them."""
-    head = file.read(_HEADER.size)
-    if len(head) < _HEADER.size:
-        yield Damage(0, f"the file ends after {len(head)} of the {_HEADER.size} bytes of its header", torn=True)
+def _frames(file: BinaryIO, path: Path, *, mine: bool = False) -> Iterator[tuple[int, bytes, int] | Damage]:
+    """Whole frames as (offset, stored bytes, raw length), and the damage between and after them.
+
+    ``mine`` says that the caller is the writer, so that nobody else can be finishing the last frame.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size == 0:  # a writer has just made it
         return
-    magic, version, _ = _HEADER.unpack(head)
+    if size < _HEADER.size:
+        if mine or not _has_writer(file):
+            yield Damage(0, f"torn: the file ends after {size} of the {_HEADER.size} bytes of its header", torn=True)
+        return
+    file.seek(0)
+    magic, version, _ = _HEADER.unpack(file.read(_HEADER.size))
     if magic != MAGIC:
         raise StoreError(f"{path}: not a record store")
     if version != STORE_VERSION:
@@ -189,59 +214,91 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes, int] | Dam
             f"{path}: store version {version} but this reader knows {STORE_VERSION}; upgrade memorywalker to read it"
         )
     offset = _HEADER.size
-    size = os.fstat(file.fileno()).st_size
     while offset < size:  # what is appended from now on is for the next reader: a busy writer could outrun this one
-        file.seek(offset)
-        head = file.read(_FRAME_SIZE)
-        if len(head) < _FRAME_SIZE:
-            yield _torn(offset, f"{len(head)} of the {_FRAME_SIZE} bytes of a frame header")
-            return
-        sync, stored_length, raw_length, crc = _FRAME.unpack_from(head)
-        if sync != SYNC or _CRC.unpack_from(head, _FRAME.size)[0] != zlib.crc32(head[: _FRAME.size]):
-            following = _next_frame(file, offset + 1)
+        found = _frame_at(file, offset)
+        if isinstance(found, _Unfinished):
+            # Ask for a writer first and look again then: it may have finished the frame and closed in between.
+            writing = not mine and _has_writer(file)
+            found = _frame_at(file, offset)
+            if isinstance(found, _Unfinished):
+                if not writing:
+                    yield Damage(offset, f"torn tail at byte {offset}: {found}", torn=True)
+                return
+        if isinstance(found, _Broken):
+            following = _next_frame(file, offset + 1) if found.length is None else offset + found.length
             until = size if following is None else following
-            yield Damage(offset, f"bytes {offset} to {until} are no frame; the records in them are lost")
+            yield Damage(offset, f"bytes {offset} to {until} are no sound frame; the record in them is lost")
             if following is None:
                 return
             offset = following
-            continue
-        stored = file.read(stored_length)
-        if len(stored) < stored_length:
-            yield _torn(offset, f"{len(stored)} of the {stored_length} bytes of a record")
-            return
-        if zlib.crc32(stored) == crc:
-            yield offset, stored, raw_length
         else:
-            yield Damage(offset, f"the record at byte {offset} fails its check sum and is lost")
-        offset += _FRAME_SIZE + stored_length
+            yield offset, *found
+            offset += _FRAME_SIZE + len(found[0])
 
 
-def _torn(offset: int, what: str) -> Damage:
-    message = (
-        f"torn tail at byte {offset}: the file ends after {what}; the record being written then is lost, none before it"
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """A frame that the end of the file cuts off, with no sound frame behind it."""
+
+    present: int
+    wanted: int
+
+    def __str__(self) -> str:
+        return (
+            f"the file ends after {self.present} of the {self.wanted} bytes of a frame; "
+            "the record being written then is lost, none before it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """Bytes with a wrong check sum; ``length`` of them if their own header can be trusted."""
+
+    length: int | None
+
+
+def _frame_at(file: BinaryIO, offset: int) -> tuple[bytes, int] | _Unfinished | _Broken:
+    """The stored bytes and the raw length of the frame that begins there."""
+    left = os.fstat(file.fileno()).st_size - offset
+    file.seek(offset)
+    head = file.read(_FRAME_SIZE)
+    if len(head) < _FRAME_SIZE:
+        return _Unfinished(len(head), _FRAME_SIZE)
+    if not _is_frame_header(head):
+        return _Broken(None)
+    _, stored_length, raw_length, crc = _FRAME.unpack_from(head)
+    if left < _FRAME_SIZE + stored_length:  # asked before any memory is taken for it
+        torn = _next_frame(file, offset + 1) is None  # where a sound frame follows, the length is wrong instead
+        return _Unfinished(left, _FRAME_SIZE + stored_length) if torn else _Broken(None)
+    stored = file.read(stored_length)
+    return (stored, raw_length) if zlib.crc32(stored) == crc else _Broken(_FRAME_SIZE + stored_length)
+
+
+def _is_frame_header(head: bytes) -> bool:
+    return (
+        len(head) == _FRAME_SIZE
+        and head.startswith(SYNC)
+        and _CRC.unpack_from(head, _FRAME.size)[0] == zlib.crc32(head[: _FRAME.size])
     )
-    return Damage(offset, message, torn=True)
 
 
 def _next_frame(file: BinaryIO, start: int) -> int | None:
     """The offset of the next frame header with a good check sum."""
-    file.seek(start)
-    data = file.read()
-    at = data.find(SYNC)
-    while at >= 0:
-        head = data[at : at + _FRAME_SIZE]
-        if len(head) == _FRAME_SIZE and _CRC.unpack_from(head, _FRAME.size)[0] == zlib.crc32(head[: _FRAME.size]):
-            return start + at
-        at = data.find(SYNC, at + 1)
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(SYNC, start)
+        while at >= 0:
+            if _is_frame_header(data[at : at + _FRAME_SIZE]):
+                return at
+            at = data.find(SYNC, at + 1)
     return None
 
 
-def _has_writer(path: Path) -> bool:
-    with open(path, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+def _has_writer(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
     return False
 
 
@@ -291,7 +348,7 @@ def _decode(stored: bytes, raw_length: int) -> Record:
     try:
         head_end = _CRC.size + _CRC.unpack_from(raw)[0]
         head = json.loads(raw[_CRC.size : head_end])
-        where = f"record {head['meta'].get('id')}"
+        where = record_label(head["meta"])
         version = head["version"]
         length, spans_per_view = head["tokens"], head["spans"]
         edits, meta, extra = head["edits"], head["meta"], head["extra"]

@@ -16,13 +16,13 @@ import numpy as np
 
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record
-from slime_plugin.report.staircase import Role, Staircase
+from slime_plugin.report.staircase import SHOWN, Role, Staircase
 from slime_plugin.report.summary import COMPARED
 from slime_plugin.tree import Counts, Trajectory, count
 
 _NAMED_UP_TO = 240
 """Tape tokens up to which every token gets a box with its name."""
-_ROW, _BOX, _GAP = 22, 20, 26  # pixels: height of a row's strip, height of a box, room for the edit below it
+_ROW, _BOX, _GAP = 22, 20, 26  # pixels: height of a row's strip, height of a box, room for the line below it
 
 
 def record_page(record: Record) -> str:
@@ -41,7 +41,8 @@ def record_page(record: Record) -> str:
         ),
         counts=_table(("", "number", "meaning"), _count_rows(counts)),
         methods=_table(
-            ("method", "rows", "tokens", "without gradient", "trained", "not trained"), _method_rows(trajectory, counts)
+            ("method", "rows", "tokens", "without gradient", "trained", "off context", "not trained"),
+            _method_rows(trajectory, counts),
         ),
     )
 
@@ -56,15 +57,12 @@ def _svg(staircase: Staircase) -> str:
         top = k * (_ROW + _GAP)
         for start, stop in _runs(staircase, k, named):
             boxes.append(_box(staircase, k, start, stop, top, cell if named else 0))
-        if k < layers - 1:
-            step = escape(f"J{k + 1}: {staircase.steps[k]}")
-            boxes.append(f'<text class="edit" x="0" y="{top + _ROW + 16}">{step}</text>')
     height = layers * (_ROW + _GAP) - _GAP + 2
     width = f"{length * cell}px" if named else "100%"
+    steps = [f"J{k}: {step}" for k, step in enumerate(staircase.steps, 1)]
     labels = "".join(
-        f'<div style="height:{_ROW + _GAP}px"><b>layer {k}</b><br>{staircase.trajectory.views[k].size} live, '
-        f"{int(staircase.sampled[k].sum())} sampled</div>"
-        for k in range(layers)
+        f'<div style="height:{_ROW + _GAP}px"><b>layer {k}</b> {staircase.describe(k)}<br><i>{escape(step)}</i></div>'
+        for k, step in enumerate([*steps, ""])
     )
     # Where a box has no name, x is in percent of the tape, so that the drawing follows the zoom.
     return (
@@ -79,8 +77,7 @@ def _runs(staircase: Staircase, k: int, named: bool) -> Iterator[tuple[int, int]
     if named:
         yield from ((p, p + 1) for p in range(length))
         return
-    kind = staircase.roles[k].astype(np.int32) * 2 + staircase.sampled[k]
-    edges = [0, *(np.flatnonzero(np.diff(kind)) + 1).tolist(), length]
+    edges = [0, *(np.flatnonzero(np.diff(staircase.roles[k])) + 1).tolist(), length]
     yield from pairwise(edges)
 
 
@@ -92,25 +89,28 @@ def _box(staircase: Staircase, k: int, start: int, stop: int, top: int, cell: in
         was_live = staircase.trajectory.born[start] < k
         x = start * cell + cell / 2
         return f'<text class="gone" x="{x:g}" y="{top + 15}">{name}</text>' if name and was_live else ""
-    sampled = bool(staircase.sampled[k, start])
-    css = role.name.lower() + (" sampled" if sampled and role is not Role.GENERATED else "")
-    tip = escape(_tip(staircase, k, start, stop, role, sampled))
+    tip = escape(_tip(staircase, k, start, stop, role))
     if cell:
         at = f'x="{start * cell + 1}" width="{cell - 2}"'
         label = f'<text x="{start * cell + cell / 2:g}" y="{top + 15}">{name}</text>'
     else:
         at = f'x="{100 * start / length:.4f}%" width="{100 * (stop - start) / length:.4f}%"'
         label = ""
-    return f'<g><rect class="{css}" {at} y="{top + 1}" height="{_BOX}"/>{label}<title>{tip}</title></g>'
+    return f'<g><rect class="{_css(role)}" {at} y="{top + 1}" height="{_BOX}"/>{label}<title>{tip}</title></g>'
 
 
-def _tip(staircase: Staircase, k: int, start: int, stop: int, role: Role, sampled: bool) -> str:
+def _css(role: Role) -> str:
+    """``generated evicted`` is a class of its own and both of its parts."""
+    return role.name.lower().replace("_", " ")
+
+
+def _tip(staircase: Staircase, k: int, start: int, stop: int, role: Role) -> str:
     tokens = f"token {start}" if stop == start + 1 else f"tokens {start} to {stop - 1} ({stop - start})"
-    also = ", generated here" if sampled and role is not Role.GENERATED else ""
     text = " ".join(staircase.pieces[start : min(stop, start + 24)]) + (" ..." if stop - start > 24 else "")
-    tip = f"layer {k}, {tokens}: {role.meaning}{also}\n{text}"
-    logprobs = staircase.trajectory.record.logprobs[start:stop]
-    return tip + (f"\nmean log-probability {np.nanmean(logprobs):.3f}" if sampled else "")
+    tip = f"layer {k}, {tokens}: {role.meaning}\n{text}"
+    if role not in (Role.GENERATED, Role.GENERATED_EVICTED):
+        return tip
+    return f"{tip}\nmean log-probability {staircase.trajectory.record.logprobs[start:stop].mean():.3f}"
 
 
 def _edit_rows(staircase: Staircase) -> Iterator[tuple[object, ...]]:
@@ -141,12 +141,12 @@ def _method_rows(trajectory: Trajectory, counts: Counts) -> Iterator[tuple[objec
         layout = lay_out(trajectory, method)
         lost = ", ".join(f"{number} {cause}" for cause, number in layout.lost.items()) or "none"
         trained = f"{layout.trained} of {counts.R}"
-        yield name, len(layout.rows), layout.tokens, layout.teacher_tokens, trained, lost
+        yield name, len(layout.rows), layout.tokens, layout.teacher_tokens, trained, layout.off_context, lost
 
 
 def _legend() -> Iterator[str]:
-    for role in (Role.PROMPT, Role.CONTEXT, Role.GENERATED, Role.EVICTED, Role.RESTORED):
-        box = f'<rect class="{role.name.lower()}" x="1" y="1" width="16" height="12"/>'
+    for role in SHOWN:
+        box = f'<rect class="{_css(role)}" x="1" y="1" width="16" height="12"/>'
         yield f'<span><svg width="18" height="14">{box}</svg> {escape(role.meaning)}</span>'
 
 

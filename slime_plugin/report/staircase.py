@@ -12,7 +12,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.record.arrays import IntArray
+from slime_plugin.record.labels import printable
 from slime_plugin.tree import Trajectory
 
 
@@ -25,6 +26,7 @@ class Role(IntEnum):
     GENERATED = 3
     RESTORED = 4
     EVICTED = 5
+    GENERATED_EVICTED = 6
 
     @property
     def meaning(self) -> str:
@@ -37,8 +39,13 @@ _MEANINGS = {
     Role.CONTEXT: "context",
     Role.GENERATED: "generated here",
     Role.EVICTED: "evicted next",
+    Role.GENERATED_EVICTED: "generated, evicted next",
     Role.RESTORED: "restored",
 }
+
+
+SHOWN = (Role.PROMPT, Role.CONTEXT, Role.GENERATED, Role.EVICTED, Role.GENERATED_EVICTED, Role.RESTORED)
+"""The roles of a live token, as a legend lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class Step:
     restored: IntArray
 
     def __str__(self) -> str:
-        author = f" by {self.author}" if self.author else ""
+        author = f" by {printable(self.author, 40)}" if self.author else ""
         parts = [f"evicts {self.evicted.size}"] if self.evicted.size else []
         parts += [f"restores {self.restored.size}"] if self.restored.size else []
         return f"{self.kind}{author} at {self.junction}: {', '.join(parts) or 'inserts only'}"
@@ -65,8 +72,6 @@ class Staircase:
     trajectory: Trajectory
     roles: NDArray[np.uint8]
     """[K+1, L] a :class:`Role` each."""
-    sampled: BoolArray
-    """[K+1, L] generated in this layer, whatever is shown."""
     steps: tuple[Step, ...]
     pieces: tuple[str, ...]
     """[L] what to call each token: its text if the record has it, else its id."""
@@ -76,23 +81,28 @@ class Staircase:
         record = trajectory.record
         layers, length = trajectory.layers, len(record)
         roles = np.full((layers, length), Role.ABSENT, dtype=np.uint8)
-        sampled = np.zeros((layers, length), dtype=np.bool_)
         first_sampled = int(record.generated.argmax()) if record.generated.any() else length
         steps = []
         for k, view in enumerate(trajectory.views):
             row = roles[k]
             row[view] = Role.CONTEXT
             row[view[view < first_sampled]] = Role.PROMPT
-            sampled[k, view[trajectory.sampled_in(k)]] = True
-            row[sampled[k]] = Role.GENERATED
+            sampled = view[trajectory.sampled_in(k)]
+            row[sampled] = Role.GENERATED
             if k > 0:
                 row[trajectory.restored(k - 1)] = Role.RESTORED
             if k < layers - 1:
                 evicted = trajectory.evicted(k)
-                row[evicted] = Role.EVICTED
+                row[evicted] = np.where(row[evicted] == Role.GENERATED, Role.GENERATED_EVICTED, Role.EVICTED)
                 edit = record.edits[k]
                 steps.append(Step(edit.kind, edit.author, trajectory.junctions[k], evicted, trajectory.restored(k)))
-        return cls(trajectory, roles, sampled, tuple(steps), _pieces(trajectory))
+        return cls(trajectory, roles, tuple(steps), _pieces(trajectory))
+
+    def describe(self, k: int) -> str:
+        """Layer k in a few words."""
+        view = self.trajectory.views[k]
+        order = ", reordered" if (np.diff(view) < 0).any() else ""
+        return f"{view.size} live, {int(self.trajectory.sampled_in(k).sum())} sampled{order}"
 
 
 def _pieces(trajectory: Trajectory) -> tuple[str, ...]:

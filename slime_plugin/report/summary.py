@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.methods import lay_out
 from slime_plugin.methods.credit import LEFT_OUT
-from slime_plugin.record import Record
+from slime_plugin.record import Entry, Record
+from slime_plugin.record.labels import printable
 from slime_plugin.tree import Counts, Trajectory, count
 from slime_plugin.tree.counts import compression_of
 
@@ -24,6 +27,13 @@ COMPARED: dict[str, Method] = {
     "logittree": LogitTree(),
     "mask4d": Mask4d(),
     "sdcc": Sdcc(),
+}
+
+_SUMMED = {
+    "tokens": "tokens",
+    "teacher_tokens": "no grad",
+    "trained": "trained",
+    "off_context": "off context",
 }
 
 
@@ -57,8 +67,7 @@ class _Tally:
             "depth": compression.depth,
             "sampled": sum(c.R for c in self.counts),
             "methods": {
-                name: {key: self.sums[name][key] for key in ("tokens", "teacher_tokens", "trained")}
-                | {"lost": dict(self.lost[name])}
+                name: {key: self.sums[name][key] for key in _SUMMED} | {"lost": dict(self.lost[name])}
                 for name in COMPARED
             },
         }
@@ -82,15 +91,14 @@ def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
         tally.counts.append(counts)
         tally.statuses[record.meta.status] += 1
         tally.edits.update(edit.kind for edit in record.edits)
-        if record.meta.reward is not None:
+        if record.meta.reward is not None and record.meta.status not in LEFT_OUT:
             tally.rewards.append(float(record.meta.reward))
         for name, layout in layouts.items():
             if record.meta.status in LEFT_OUT:
                 if counts.R:
                     tally.lost[name][record.meta.status] += counts.R
                 continue
-            sums = {"tokens": layout.tokens, "teacher_tokens": layout.teacher_tokens, "trained": layout.trained}
-            tally.sums[name].update(sums)
+            tally.sums[name].update({key: getattr(layout, key) for key in _SUMMED})
             tally.lost[name].update(layout.lost)
 
 
@@ -110,24 +118,52 @@ _ROWS = {
 }
 
 
-def summary_tables(summary: dict[str, Any]) -> list[Table]:
+def summary_tables(summary: dict[str, Any]) -> list[RenderableType]:
     """The same numbers for a terminal."""
-    sets = {**summary["harnesses"], "all": summary["total"]} if len(summary["harnesses"]) > 1 else summary["harnesses"]
-    rollouts = Table(title="rollouts and their edits (means per rollout)", title_justify="left", box=SIMPLE)
-    for heading in ("", *sets):
-        rollouts.add_column(heading, justify="right" if heading else "left")
+    total = summary["total"]
+    if not total["records"]:
+        return ["no records"]
+    sets = {**summary["harnesses"], "all": total} if len(summary["harnesses"]) > 1 else summary["harnesses"]
+    rollouts = _table("rollouts and their edits (means per rollout)", ["", *sets])
     for heading, key in _ROWS.items():
         rollouts.add_row(heading, *(_shown(part[key]) for part in sets.values()))
-    trained = Table(title="what each method computes and trains (tokens in all)", title_justify="left", box=SIMPLE)
-    for heading in ("method", "computed", "no grad", "trained", "share", "not trained"):
-        trained.add_column(heading, justify="left" if heading in ("method", "not trained") else "right")
-    total = summary["total"]
-    for name, part in total["methods"].items():
-        share = f"{part['trained'] / total['sampled']:.1%}" if total["sampled"] else "n/a"
-        lost = ", ".join(f"{number} {cause}" for cause, number in part["lost"].items()) or "-"
-        numbers = (f"{part[key]:,}" for key in ("tokens", "teacher_tokens", "trained"))
-        trained.add_row(name, *numbers, share, lost)
-    return [rollouts, trained]
+    methods = total["methods"]
+    trained = _table("what each method computes and trains (tokens in all)", ["method", *_SUMMED.values()])
+    for name, part in methods.items():
+        trained.add_row(name, *(f"{part[key]:,}" for key in _SUMMED))
+    causes = sorted({cause for part in methods.values() for cause in part["lost"]})
+    lost = _table("sampled tokens that are not trained, by cause", ["cause", *methods])
+    for cause in causes:
+        lost.add_row(printable(cause), *(f"{part['lost'].get(cause, 0):,}" for part in methods.values()))
+    return [rollouts, trained, lost] if causes else [rollouts, trained]
+
+
+def listing(entries: Iterable[Entry]) -> Table:
+    """One line per record."""
+    table = _table(None, ["record", "id", "harness", "group", "reward", "status", "K", "L", "C", "sampled"])
+    table.columns[0].overflow = "fold"  # a path is of no use without its end
+    table.columns[0].no_wrap = False
+    for column in table.columns[1:6]:
+        column.justify = "left"
+    for entry in entries:
+        if entry.record is None:
+            table.add_row(Text(entry.where), Text("damaged: see memorywalker record check", style="red"))
+            continue
+        record, meta = entry.record, entry.record.meta
+        told = [
+            "-" if x is None else printable(x, 40)
+            for x in (meta.id, meta.harness, meta.group, meta.reward, meta.status)
+        ]
+        sizes = (len(record.edits), len(record), record.view_positions(-1).size, int(record.generated.sum()))
+        table.add_row(Text(entry.where), *map(Text, told), *(f"{size:,}" for size in sizes))
+    return table
+
+
+def _table(title: str | None, headings: list[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, pad_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(Text(printable(heading, 40)), justify="right" if i else "left", no_wrap=True)
+    return table
 
 
 def _mean(values: list[Any]) -> float | None:

@@ -9,109 +9,102 @@ from rich.console import Console
 from rich.text import Text
 
 from slime_plugin.record import Record
-from slime_plugin.report.staircase import Role, Staircase
+from slime_plugin.record.labels import printable
+from slime_plugin.report.staircase import SHOWN, Role, Staircase
 from slime_plugin.tree import Counts, Trajectory, count
 
-# Each role has a colour and, for terminals and files without colour, a mark and a block of its own.
-_STYLES = {
-    Role.ABSENT: "bright_black",
-    Role.PROMPT: "white on blue",
-    Role.CONTEXT: "default on grey27",
-    Role.GENERATED: "black on green",
-    Role.EVICTED: "white on red",
-    Role.RESTORED: "black on magenta",
+# Each role has a colour and, for terminals and files without colour, a sign of its own. Names are written behind their
+# sign; blocks are drawn with it, in ASCII where the terminal knows no other characters.
+_SIGNS = {
+    Role.ABSENT: (" ", " ", "default", "default"),
+    Role.PROMPT: (">", "▒", "black on bright_blue", "bright_blue"),
+    Role.CONTEXT: (".", "░", "black on grey70", "grey50"),
+    Role.GENERATED: ("+", "█", "black on green", "green"),
+    Role.RESTORED: ("^", "▲", "black on magenta", "magenta"),
+    Role.EVICTED: ("-", "▚", "white on red", "red"),
+    Role.GENERATED_EVICTED: ("x", "▓", "black on yellow", "yellow"),
 }
-_MARKS = {
-    Role.ABSENT: " ",
-    Role.PROMPT: ">",
-    Role.CONTEXT: " ",
-    Role.GENERATED: "+",
-    Role.EVICTED: "-",
-    Role.RESTORED: "^",
-}
-_BLOCKS = {
-    Role.ABSENT: " ",
-    Role.PROMPT: "▒",
-    Role.CONTEXT: "░",
-    Role.GENERATED: "█",
-    Role.EVICTED: "▚",
-    Role.RESTORED: "▲",
-}
-_WEIGHTS = {Role.EVICTED: 4.0, Role.RESTORED: 4.0, Role.GENERATED: 1.5}
-"""In a block of many tokens the most frequent role is shown; these count for more, since they are what one looks
-for."""
 
 
 def draw_staircase(record: Record, console: Console) -> None:
     trajectory = Trajectory.of(record)
     staircase = Staircase.of(trajectory)
     gutter = len(f"layer {trajectory.layers - 1} ")
-    tail = max(len(_tail(staircase, k)) for k in range(trajectory.layers)) + 1
-    room = max(20, console.width - gutter - tail)
+    tails = [staircase.describe(k) for k in range(trajectory.layers)]
+    room = max(20, console.width - gutter - max(map(len, tails)) - 1)
     names = [_name(piece) for piece in staircase.pieces[:room]]
     cell = max(map(cell_len, names)) + 2
     by_name = cell * len(record) <= room
+    signs = dict.fromkeys(Role, 0 if by_name or console.options.ascii_only else 1)
     console.print(Text(f"{record.label}: {len(record)} tokens, {trajectory.layers} live contexts", style="bold"))
-    if not by_name:
-        scale = -(-len(record) // room)
-        if scale > 1:
-            console.print(f"one column is {scale} tokens of the tape", style="bright_black")
-    for k in range(trajectory.layers):
-        strip = _named(staircase.roles[k], names, cell) if by_name else _blocks(staircase.roles[k], room)
+    scale = -(-len(record) // room)
+    if not by_name and scale > 1:
+        console.print(f"one column is {scale} tokens of the tape", style="bright_black")
+    for k, tail in enumerate(tails):
         line = Text(f"layer {k} ".rjust(gutter))
-        line.append_text(strip)
-        line.append(" " + _tail(staircase, k), style="bright_black")
+        line.append_text(
+            _named(staircase.roles[k], names, cell) if by_name else _blocks(staircase.roles[k], room, signs)
+        )
+        line.append(" " + tail, style="bright_black")
         console.print(line, no_wrap=True, overflow="crop")
-        if k < trajectory.layers - 1:
-            console.print(Text(" " * gutter + f"└ {staircase.steps[k]}", style="yellow"), no_wrap=True, overflow="crop")
-    console.print(_legend(_MARKS if by_name else _BLOCKS))
+        if k < len(staircase.steps):
+            corner = "`" if console.options.ascii_only else "└"
+            step = Text(f"{' ' * gutter}{corner} {staircase.steps[k]}", style="dark_orange")
+            console.print(step, no_wrap=True, overflow="crop")
+    console.print(_legend(signs, by_name))
     console.print(_numbers(count(trajectory)))
-
-
-def _tail(staircase: Staircase, k: int) -> str:
-    live, sampled = staircase.trajectory.views[k].size, int(staircase.sampled[k].sum())
-    return f"{live} live, {sampled} sampled"
 
 
 def _name(piece: str) -> str:
     """A token's text in one short, printable word."""
-    word = piece.replace("\n", "⏎")
-    word = word if word.isprintable() else repr(word)[1:-1]
-    return word if len(word) <= 10 else word[:9] + "…"
+    word = printable(piece.replace("\n", "\\n"))
+    return word if len(word) <= 10 else word[:8] + ".."
 
 
 def _named(roles: NDArray[np.uint8], names: list[str], cell: int) -> Text:
     strip = Text()
     for value, name in zip(roles.tolist(), names, strict=True):
         role = Role(value)
-        if role is Role.ABSENT:
-            strip.append(" " * cell)
-        else:
-            strip.append(set_cell_size(_MARKS[role] + name, cell - 1), style=_STYLES[role])
-            strip.append(" ")
+        sign = " " if role is Role.CONTEXT else _SIGNS[role][0]
+        word = "" if role is Role.ABSENT else sign + name
+        strip.append(set_cell_size(word, cell - 1), style=_SIGNS[role][2])
+        strip.append(" ")
     return strip
 
 
-def _blocks(roles: NDArray[np.uint8], room: int) -> Text:
-    length = roles.size
-    scale = -(-length // room)
-    columns = np.arange(length) // scale
-    weight = np.zeros((len(Role), columns[-1] + 1))
-    for role in Role:
-        weight[role] = np.bincount(columns[roles == role], minlength=columns[-1] + 1) * _WEIGHTS.get(role, 1.0)
+def _blocks(roles: NDArray[np.uint8], room: int, signs: dict[Role, int]) -> Text:
     strip = Text()
-    wide = max(1, room // length)  # a short tape fills the room too
-    for value in weight.argmax(axis=0).tolist():
+    wide = max(1, room // roles.size)  # a short tape fills the room too
+    for value in bucket_roles(roles, -(-roles.size // room)):
         role = Role(value)
-        strip.append(_BLOCKS[role] * wide, style=_STYLES[role].split(" on ")[-1])
+        strip.append(_SIGNS[role][signs[role]] * wide, style=_SIGNS[role][3])
     return strip
 
 
-def _legend(signs: dict[Role, str]) -> Text:
+def bucket_roles(roles: NDArray[np.uint8], scale: int) -> list[int]:
+    """One role for every ``scale`` tokens: the most frequent, but each run of what one looks for keeps a column.
+
+    >>> bucket_roles(np.array([1, 1, 1, 1, 1, 3, 1, 1, 1], dtype=np.uint8), 3)  # one generated token in nine
+    [1, 3, 1]
+    """
+    columns = np.arange(roles.size) // scale
+    shown = np.zeros((len(Role), columns[-1] + 1), dtype=np.int64)
+    np.add.at(shown, (roles, columns), 1)
+    result: NDArray[np.intp] = shown.argmax(axis=0)
+    for role in (Role.GENERATED, Role.RESTORED, Role.EVICTED, Role.GENERATED_EVICTED):
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], roles == role, [0]))))
+        for start, stop in edges.reshape(-1, 2).tolist():
+            if not (result[start // scale : (stop - 1) // scale + 1] == role).any():
+                result[(start + stop) // 2 // scale] = role
+    return list(result.tolist())
+
+
+def _legend(signs: dict[Role, int], by_name: bool) -> Text:
     legend = Text("\n")
-    for role in (Role.PROMPT, Role.CONTEXT, Role.GENERATED, Role.EVICTED, Role.RESTORED):
-        legend.append(f" {signs[role]} ", style=_STYLES[role])
-        legend.append(f" {role.meaning}   ")
+    for role in SHOWN:
+        sign = " " if by_name and role is Role.CONTEXT else _SIGNS[role][signs[role]]
+        legend.append(f" {sign} ", style=_SIGNS[role][2 if by_name else 3])
+        legend.append(f"{role.meaning}  ")
     return legend
 
 
@@ -120,6 +113,6 @@ def _numbers(counts: Counts) -> str:
     evicted = f", |E| = {sizes}" if counts.K else ""
     share = f", {counts.trie_ratio:.2f} of it" if counts.trie_ratio is not None else ""
     return (
-        f"K = {counts.K} edits{evicted}, D = {counts.D} diverging leaves, L = {counts.L}, C = {counts.C}\n"
+        f"K = {counts.K} edits{evicted}\nD = {counts.D} diverging leaves, L = {counts.L}, C = {counts.C}\n"
         f"branches {counts.branch_tokens} tokens, prefix tree {counts.trie_tokens}{share}"
     )

@@ -5,7 +5,7 @@ Everything here is derived from the record alone and computed in numpy, with loo
 
 from slime_plugin.tree.branches import Branch, branch_of, branches_of
 from slime_plugin.tree.counts import Counts, count
-from slime_plugin.tree.leaves import diverging_leaves
+from slime_plugin.tree.leaves import diverging_leaves, off_context
 from slime_plugin.tree.split import split_branches
 from slime_plugin.tree.trajectory import Trajectory
 from slime_plugin.tree.trie import Trie, build_trie
@@ -20,5 +20,6 @@ __all__ = [
     "build_trie",
     "count",
     "diverging_leaves",
+    "off_context",
     "split_branches",
 ]

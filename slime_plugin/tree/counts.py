@@ -77,7 +77,7 @@ def count(trajectory: Trajectory) -> Counts:
         R=int(record.generated.sum()),
         longest_view=max(int(view.size) for view in trajectory.views),
         branch_tokens=sum(len(branch) for branch in branches),
-        trie_tokens=len(build_trie(record.tokens, branches)) if branches else 0,
+        trie_tokens=len(build_trie(record.tokens, branches)),
         evicted=int(ever.sum()),
     )
 

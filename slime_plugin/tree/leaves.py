@@ -1,8 +1,8 @@
-"""Diverging leaves: sampled tokens of the last view whose prefix there is not the one they were sampled under.
+"""Off-context tokens: sampled tokens that a flat sequence puts behind a prefix they were not sampled under.
 
-These are exactly the places where replaying the compressed walk scores a token in a context it never had, and so
-exactly the places where SDCC puts its KL. Prefixes are compared as token sequences: a span that was replaced by
-equal tokens does not diverge, because no model could tell.
+On the last view these are the paper's diverging leaves: exactly the places where replaying the compressed walk scores a
+token in a context it never had, and so exactly the places where SDCC puts its KL. Prefixes are compared as token
+sequences: a span that was replaced by equal tokens changes nothing, because no model could tell.
 """
 
 from __future__ import annotations
@@ -13,23 +13,28 @@ from slime_plugin.record.arrays import IntArray
 from slime_plugin.tree.trajectory import Trajectory
 
 
-def diverging_leaves(trajectory: Trajectory) -> IntArray:
-    """Tape positions of the diverging leaves, in the order of the last view.
+def off_context(trajectory: Trajectory, sequence: IntArray) -> IntArray:
+    """The sampled tokens of a sequence of tape positions whose prefix in it is not their live prefix.
 
-    A leaf needs a prefix to be predicted from, so a sampled token that has become the very first of the last view
-    is not one: it cannot be trained there at all.
+    The first token of the sequence is never among them: nothing predicts it there, so it cannot be trained at all.
+
+    In the paper's running example ``y9`` was sampled after ``s y1 y2 y3 y4 y6 y7 y8``. The last view has lost y8 and
+    the tape still has y5, so y9 is off context in both.
     """
     tokens = trajectory.record.tokens
-    last = trajectory.views[-1]
-    rank = np.arange(last.size)
-    sampled = trajectory.record.generated[last] & (rank > 0)
-    layer = trajectory.born[last]
-    diverges = np.zeros(last.size, dtype=np.bool_)
-    for k in range(trajectory.layers - 1):
-        view = trajectory.views[k]
-        n = min(view.size, last.size)
-        differs = np.flatnonzero(tokens[view[:n]] != tokens[last[:n]])
-        agree = int(differs[0]) if differs.size else n  # the two contexts are equal up to here
-        same_prefix = (trajectory.depth[last] == rank) & (rank <= agree)
-        diverges |= sampled & (layer == k) & ~same_prefix
-    return last[diverges]
+    rank = np.arange(sequence.size)
+    sampled = trajectory.record.generated[sequence] & (rank > 0)
+    layer = trajectory.born[sequence]
+    same_length = trajectory.depth[sequence] == rank
+    off = np.zeros(sequence.size, dtype=np.bool_)
+    for k, view in enumerate(trajectory.views):
+        n = min(view.size, sequence.size)
+        differs = np.flatnonzero(tokens[view[:n]] != tokens[sequence[:n]])
+        agree = int(differs[0]) if differs.size else n  # the live context and the sequence are equal up to here
+        off |= sampled & (layer == k) & ~(same_length & (rank <= agree))
+    return sequence[off]
+
+
+def diverging_leaves(trajectory: Trajectory) -> IntArray:
+    """Tape positions of the diverging leaves, in the order of the last view."""
+    return off_context(trajectory, trajectory.views[-1])

@@ -19,11 +19,13 @@ from slime_plugin.tree.trie import build_trie, sort_branches
 def split_branches(
     tokens: IntArray, branches: Sequence[Branch], budget: int, label: str = "record"
 ) -> list[list[Branch]]:
-    """Groups of branches, each with a prefix tree of at most ``budget`` nodes, with the fewest nodes in total.
+    """Groups of branches, each with a prefix tree of at most ``budget`` nodes.
 
-    Every branch is in exactly one group, so every sampled token keeps exactly one loss. The extreme is one group
-    per branch, which is LogitTree; a branch that is larger than the budget on its own cannot be split without
-    losing its context.
+    Among all ways to cut the depth-first order of the branches into such groups, this is one with the fewest nodes in
+    total. (Twins are counted as if each were needed in every group; where there are some it may not be the very best.)
+    Every branch is in exactly one group, so every sampled token keeps exactly one loss. The extreme is one group per
+    branch, which is LogitTree; a branch that is larger than the budget on its own cannot be split without losing its
+    context.
     """
     longest = max(branches, key=len, default=None)
     if longest is None:

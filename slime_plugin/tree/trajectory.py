@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slime_plugin.record import Record
-from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.record.arrays import BoolArray, IntArray, read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Trajectory:
             depth[view[ranks]] = ranks
             existing += ranks.size
             junctions.append(existing)
+        for array in (*views, born, depth):
+            read_only(array)
         return cls(record, views, born, depth, tuple(junctions[:-1]))
 
     @property

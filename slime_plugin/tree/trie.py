@@ -72,7 +72,7 @@ _Path = list[tuple[int, int, int]]
 
 
 def build_trie(tokens: IntArray, branches: Sequence[Branch]) -> Trie:
-    """The prefix tree of non-empty branches. ``tokens`` is the tape."""
+    """The prefix tree of branches, none of them empty. ``tokens`` is the tape."""
     chains: list[_Chain] = []
     paths: list[_Path] = []
     twins = []
@@ -97,7 +97,7 @@ def fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int,
     """
     order, adjacent = sort_branches(tokens, branches)
     place = np.argsort(order)
-    forks = [(-1, 0)]
+    forks = [(-1, 0)] if branches else []
     for b in range(1, len(branches)):
         at = int(place[b])
         shared = np.concatenate(
@@ -134,6 +134,8 @@ def _upto(path: _Path, stop: int) -> _Path:
 def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int) -> int:
     """Place the losses of a branch on nodes that earlier branches made; the number that had to become twins."""
     depths = np.flatnonzero(branch.trained[:shared])
+    if not depths.size:
+        return 0
     taken: list[NDArray[np.intp]] = []
     for index, low, high in _upto(path, shared):
         chain = chains[index]
@@ -142,7 +144,7 @@ def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int
         chain.tape[free - chain.depth] = branch.tape[free]
         taken.append(np.setdiff1d(here, free, assume_unique=True))
         chain.trained[free - chain.depth] = True
-    twins = np.concatenate(taken) if taken else depths
+    twins = np.concatenate(taken)
     for run in np.split(twins, np.flatnonzero(np.diff(twins) != 1) + 1):
         if run.size:
             first = int(run[0])

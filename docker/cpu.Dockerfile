@@ -1,0 +1,9 @@
+# The command line and the test suite on a CPU.
+#   docker build -f docker/cpu.Dockerfile -t memorywalker:cpu .
+#   docker run --rm -v "$PWD/runs:/runs" memorywalker:cpu record stats /runs
+FROM python:3.11-slim
+
+WORKDIR /opt/memorywalker
+COPY . .
+RUN launch/setup.sh
+ENTRYPOINT ["/opt/memorywalker/.venv/bin/memorywalker"]

@@ -104,7 +104,7 @@ def _legend(signs: dict[Role, int], by_name: bool) -> Text:
     for role in SHOWN:
         sign = " " if by_name and role is Role.CONTEXT else _SIGNS[role][signs[role]]
         legend.append(f" {sign} ", style=_SIGNS[role][2 if by_name else 3])
-        legend.append(f"{role.meaning}  ")
+        legend.append(f"{' ' * by_name}{role.meaning}  ")
     return legend
 
 

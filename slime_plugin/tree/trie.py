@@ -140,9 +140,10 @@ def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int
     for index, low, high in _upto(path, shared):
         chain = chains[index]
         here = depths[(depths >= low) & (depths < high)]
-        free = here[~chain.trained[here - chain.depth]]
+        is_taken = chain.trained[here - chain.depth]
+        taken.append(here[is_taken])
+        free = here[~is_taken]
         chain.tape[free - chain.depth] = branch.tape[free]
-        taken.append(np.setdiff1d(here, free, assume_unique=True))
         chain.trained[free - chain.depth] = True
     twins = np.concatenate(taken)
     for run in np.split(twins, np.flatnonzero(np.diff(twins) != 1) + 1):

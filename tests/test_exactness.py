@@ -29,9 +29,21 @@ def twin_rollout() -> Rollout:
     return history.record(), history
 
 
+def twin_at_a_fork() -> Rollout:
+    """The policy says 1 1, which is popped, then 0, which is popped, then 0 again: the twin stands where a fork begins."""
+    history = History()
+    history.append(0, sampled=False)
+    for said in ((1, 1), (0,), (0,)):
+        history.evict(1, 2)
+        for token in said:
+            history.append(token, sampled=True)
+    return history.record(), history
+
+
 @pytest.mark.parametrize("method", EXACT, ids=name)
 @given(rollout=histories())
 @example(rollout=twin_rollout())
+@example(rollout=twin_at_a_fork())
 def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: Method, rollout: Rollout) -> None:
     record, history = rollout
     layout = lay_out(record, method)
@@ -75,6 +87,7 @@ def test_every_sampled_token_is_trained_or_accounted_for(method: Method, rollout
 
 @given(rollout=histories())
 @example(rollout=twin_rollout())
+@example(rollout=twin_at_a_fork())
 def test_the_trie_computes_each_prefix_once(rollout: Rollout) -> None:
     record, history = rollout
     (row, *_) = lay_out(record, Mask4d(packing="trie")).rows or [None]
@@ -91,6 +104,7 @@ def test_the_trie_computes_each_prefix_once(rollout: Rollout) -> None:
 
 @given(rollout=histories())
 @example(rollout=twin_rollout())
+@example(rollout=twin_at_a_fork())
 def test_the_trie_is_in_depth_first_order(rollout: Rollout) -> None:
     record, _ = rollout
     branches = branches_of(Trajectory.of(record))

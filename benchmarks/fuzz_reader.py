@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.synthetic import popped_rollout
-from benchmarks.waist import METHODS
+from benchmarks.waist import LAYOUTS
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record, StoreWriter, dump_record, parse_record, read_entries
 from slime_plugin.tree import Trajectory
@@ -94,7 +94,7 @@ def examine(path: Path) -> tuple[int, int]:
 
 def use(record: Record) -> None:
     trajectory = Trajectory.of(record)
-    for method in METHODS.values():
+    for method in LAYOUTS.values():
         layout = lay_out(trajectory, method)
         assert layout.trained + sum(layout.lost.values()) == record.generated.sum()
     assert parse_record(dump_record(record)) == record

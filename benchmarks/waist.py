@@ -18,19 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.synthetic import popped_rollout
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import EVERY_METHOD, Mask4d, Method
 from slime_plugin.methods import Layout, lay_out
 from slime_plugin.record import Record, StoreWriter, dump_record, parse_record, scan_store
 from slime_plugin.tree import Trajectory, branches_of, build_trie, count
 
-METHODS: dict[str, Method] = {
-    "naive_compressed": NaiveCompressed(),
-    "naive_full": NaiveFull(),
-    "logittree": LogitTree(),
-    "mask4d trie": Mask4d(),
+LAYOUTS: dict[str, Method] = {
+    **{method.type: method for method in EVERY_METHOD},
     "mask4d replicated": Mask4d(packing="replicated"),
     "mask4d union": Mask4d(packing="union"),
-    "sdcc": Sdcc(),
 }
 
 
@@ -64,7 +60,7 @@ def report(what: str, taken: float, size: int, repeat: int) -> None:
 def time_layouts(record: Record, repeat: int) -> None:
     def everything() -> list[Layout]:
         trajectory = Trajectory.of(record)
-        return [lay_out(trajectory, method) for method in METHODS.values()]
+        return [lay_out(trajectory, method) for method in LAYOUTS.values()]
 
     counts = count(Trajectory.of(record))
     print(f"\none record: L={counts.L:,} K={counts.K} branches {counts.branch_tokens:,} trie {counts.trie_tokens:,}")
@@ -76,7 +72,7 @@ def time_layouts(record: Record, repeat: int) -> None:
     report("check (construct the record)", seconds(lambda: Record(*rebuild), repeat), tape, repeat)
     report("unroll into layers", seconds(lambda: Trajectory.of(record), repeat), branch_bytes, repeat)
     report("trie", seconds(lambda: build_trie(record.tokens, branches), repeat), branch_bytes, repeat)
-    for name, method in METHODS.items():
+    for name, method in LAYOUTS.items():
         taken = seconds(lambda method=method: lay_out(trajectory, method), repeat)  # type: ignore[misc]
         report(f"rows: {name}", taken, row_bytes([lay_out(trajectory, method)]), repeat)
     report("all of these, from the record", seconds(everything, repeat), row_bytes(everything()), repeat)

@@ -30,7 +30,8 @@ def running_example() -> Record:
 
 
 def weather() -> Record:
-    """The paper's weather lookup: S is written while the envelope is in view, T after ``pop`` has taken it out."""
+    """The paper's weather lookup: the umbrella advice is written while the tool result is in view, the transit answer
+    after ``pop`` has taken it out."""
     tape = [
         (0, "umbrella for tomorrow's Shanghai meeting?"),
         (1, 'get_weather("Shanghai", +1d)'),

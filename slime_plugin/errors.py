@@ -1,4 +1,4 @@
-"""Errors a user can act on: each message names the place, both numbers and the remedy.
+"""Errors a user can act on: each message names the place, both numbers and the remedy. And words for such messages.
 
 Everything raised on purpose derives from :class:`MemoryWalkerError`; the command line prints those without a
 traceback. Anything else that escapes is a bug in this package.
@@ -6,6 +6,7 @@ traceback. Anything else that escapes is a bug in this package.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,29 @@ class RecordError(MemoryWalkerError):
         self.defects = tuple(defects)
         super().__init__("\n".join(self.lines()))
 
+    def __reduce__(self) -> tuple[type[RecordError], tuple[str, tuple[Defect, ...]]]:
+        return type(self), (self.where, self.defects)  # so that it survives the way out of a Ray worker
+
     def lines(self) -> list[str]:
         """One line per defect, each naming the record."""
         return [f"{self.where}: {defect}" for defect in self.defects]
+
+
+def nearest(word: object, words: Sequence[str]) -> str:
+    """The word that was probably meant, or all there are.
+
+    >>> nearest("popp", ["pop", "fold"]), nearest("x", ["pop", "fold"])
+    ("'pop'", 'one of pop, fold')
+    """
+    close = difflib.get_close_matches(str(word), words, n=1)
+    return repr(close[0]) if close else f"one of {', '.join(words)}"
+
+
+def printable(value: object, width: int = 80) -> str:
+    """Text from a record, safe to show on a terminal.
+
+    >>> printable("\\x1b[2J")
+    '\\\\x1b[2J'
+    """
+    text = str(value)[:width]
+    return text if text.isprintable() else repr(text)[1:-1]

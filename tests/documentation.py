@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.cli import run
 
 ROOT = Path(__file__).parent.parent
+WIDTH = "100"
 _BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 _COMMAND = re.compile(r"^\$ (memorywalker .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 
@@ -31,15 +32,15 @@ def shown_commands() -> list[tuple[str, str, str]]:
 
 
 def printed(command: str) -> str:
-    """What a command prints, run in the project's folder on a terminal of 100 columns."""
-    os.chdir(ROOT)
-    os.environ["COLUMNS"] = "100"
+    """What a command prints; it is shown as run in the project's folder on a terminal of ``WIDTH`` columns."""
     result = run(*command.split()[1:])
     assert result.exit_code == 0, result.stderr
     return "".join(f"{line.rstrip()}\n" for line in (result.stdout + result.stderr).splitlines())
 
 
 def main() -> None:
+    os.chdir(ROOT)
+    os.environ["COLUMNS"] = WIDTH
     for page in pages():
         text = page.read_text(encoding="utf-8")
         fresh = _BLOCK.sub(lambda block: _COMMAND.sub(lambda m: f"$ {m[1]}\n{printed(m[1])}", block[0]), text)

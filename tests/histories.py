@@ -152,3 +152,26 @@ def histories(draw: st.DrawFn, max_steps: int = 14) -> Rollout:
         else:
             history.fold_in_place(at, count)
     return history.record(), history
+
+
+def twin_rollout() -> Rollout:
+    """The policy says 1 0, it is popped, the policy says 1 0 again and goes on: equal tokens under equal prefixes."""
+    history = History()
+    history.append(0, sampled=False)
+    history.append(1, sampled=True)
+    history.append(0, sampled=True)
+    history.evict(1, 2)
+    for token in (1, 0, 1):
+        history.append(token, sampled=True)
+    return history.record(), history
+
+
+def twin_at_a_fork() -> Rollout:
+    """The policy says 1 1, then 0, then 0 again, each popped before the next: the twin stands where a fork begins."""
+    history = History()
+    history.append(0, sampled=False)
+    for said in ((1, 1), (0,), (0,)):
+        history.evict(1, 2)
+        for token in said:
+            history.append(token, sampled=True)
+    return history.record(), history

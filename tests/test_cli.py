@@ -11,10 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from slime_plugin.config.method import Mask4d
-from slime_plugin.methods import lay_out
 from slime_plugin.record import Meta, Record, StoreWriter, dump_record
 from tests.cli import run
 from tests.conftest import ROOT
@@ -31,7 +30,7 @@ def layout_json(*arguments: str) -> dict[str, Any]:
     return value
 
 
-def test_sound_records_pass_in_silence() -> None:
+def test_sound_records_print_nothing_but_their_number() -> None:
     result = run("record", "check", RUNNING, WEATHER, MEMEX)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 sound records, no defects\n")
 
@@ -66,8 +65,8 @@ def test_layout_json_of_the_packings(packing: str) -> None:
     assert len(row["tokens"]) == {"trie": 19, "replicated": 40, "union": 14}[packing]
     assert sum(row["loss_mask"]) == 9
     if packing == "union":
-        live = row["live"]
-        assert [sum(view) for view in live] == [8, 10, 11, 11]
+        assert [sum(rank >= 0 for rank in view) for view in row["rank"]] == [8, 10, 11, 11]
+        assert row["rank"][1][:9] == [0, 1, 2, 3, 4, -1, 5, 6, 7], "without y5, y6 is the sixth"
         assert row["layer"] == [0] * 8 + [1] * 3 + [2] * 2 + [3]
         assert row["position"][8] == 7, "y8 follows seven live tokens, though eight tape tokens precede it"
 
@@ -75,6 +74,7 @@ def test_layout_json_of_the_packings(packing: str) -> None:
 def test_layout_takes_a_configuration_or_options_but_not_both() -> None:
     config = str(ROOT / "configs/methods/mask4d.yaml")
     assert layout_json(RUNNING, "--config", config) == layout_json(RUNNING, "--method", "mask4d")
+    assert layout_json(RUNNING, "--method", "mask4d", "--budget", "11")["counts"]["duplicated"] == 40 - 19
     split = layout_json(RUNNING, "--method", "mask4d", "--budget", "12")
     assert [len(row["tokens"]) <= 12 for row in split["rows"]] == [True] * len(split["rows"])
     for wrong in (
@@ -115,12 +115,17 @@ def test_choosing_a_record(running: Record, weather: Record, tmp_path: Path) -> 
     assert result.exit_code == 1
     assert "holds 3 records; choose one with --record: running-example, weather, 7 (" in result.stderr
     assert "no record 'x' among 3" in run("record", "show", str(path), "--record", "x").stderr
+    with StoreWriter(tmp_path / "other.records") as store:
+        store.append(weather)
+    several = run("record", "show", str(tmp_path), "--record", "0")
+    assert several.exit_code == 1
+    assert f"record 0 is in several files: {tmp_path}/other.records#0, {path}#0; name the file" in several.stderr
 
 
 def test_the_staircase_names_every_token_where_they_fit() -> None:
     lines = run("record", "show", RUNNING, "--width", "110").stdout.splitlines()
     assert lines[1].split()[2:10] == [">s", ">y1", ">y2", ">y3", ">y4", "xy5", "+y6", "+y7"]
-    assert lines[2].strip() == "└ pop by policy at 8: evicts 1"
+    assert lines[2].strip() == "└ pop by policy after 8 tokens: evicts 1"
     assert lines[3].split()[2:9] == [">s", ">y1", ">y2", ">y3", ">y4", "y6", "y7"]
     assert lines[3].index("y6") == lines[1].index("y6"), "the evicted column stays a hole"
 
@@ -243,13 +248,14 @@ def test_stats_json(running: Record, weather: Record, memex: Record, tmp_path: P
 
 def test_stats_table_and_no_records(tmp_path: Path) -> None:
     table = run("record", "stats", RUNNING, MEMEX).stdout
-    assert "compression depth" in table
+    assert "compression depth of those" in table
     assert re.search(r"evicted by pop +3 +0 +0 +0 +3", table)
     empty = tmp_path / "empty.records"
     StoreWriter(empty).close()
     result = run("record", "stats", str(empty), "--json")
     assert result.exit_code == 0
-    assert json.loads(result.stdout)["total"]["records"] == 0
+    total = json.loads(result.stdout)["total"]
+    assert (total["records"], total["frequency"], total["longest_view"], total["K"]) == (0, None, None, None)
     assert run("record", "stats", str(empty)).stdout == "no records\n"
 
 
@@ -274,7 +280,9 @@ def test_list_has_a_line_per_record(
         store.append(running)
         store.append(weather)
     os.truncate(path, path.stat().st_size - 1)
-    lines = run("record", "list", str(path), WEATHER).stdout.splitlines()
+    result = run("record", "list", str(path), WEATHER)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
     told = [line.split() for line in lines if ".records" in line or ".json" in line]
     assert told[0] == [f"{path}#0", "running-example", "tc_rag", "paper", "1.0", "completed", "3", "14", "11", "9"]
     assert told[1][:2] == [str(path), "damaged:"]
@@ -354,11 +362,15 @@ def test_an_empty_name_is_not_this_folder() -> None:
     assert "the name is empty" in result.stderr
 
 
-def test_folders(tmp_path: Path) -> None:
+def test_folders(running: Record, tmp_path: Path) -> None:
     assert run("record", "check", str(ROOT / "examples/records")).exit_code == 0
     result = run("record", "check", str(tmp_path))
     assert result.exit_code == 1
     assert "a folder without records" in result.stdout
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    with StoreWriter(tmp_path / "a.records") as store:
+        store.append(running)
+    assert run("record", "check", str(tmp_path)).exit_code == 0, "what lies beside the stores of a run is not a record"
 
 
 def test_the_console_script_reports_errors_without_a_traceback(tmp_path: Path) -> None:
@@ -381,15 +393,11 @@ def test_help_needs_neither_numpy_nor_torch() -> None:
     assert not loaded & {"numpy", "pydantic", "rich", "torch", "yaml"}
 
 
-def test_every_command_explains_itself() -> None:
-    for command in (["record"], ["record", "check"], ["record", "show"], ["record", "stats"], ["layout"]):
-        result = run(*command, "--help")
-        assert result.exit_code == 0
-        assert len(result.stdout.splitlines()) > 5
+def test_every_command_and_option_explains_itself() -> None:
+    from slime_plugin.cli.layout import layout
+    from slime_plugin.cli.record import record
 
-
-def test_layout_json_agrees_with_the_library(memex: Record) -> None:
-    (row,) = lay_out(memex, Mask4d()).rows
-    value = layout_json(MEMEX, "--method", "mask4d")
-    assert value["rows"][0]["parent"] == row.parent.tolist()
-    assert value["rows"][0]["tape"] == row.tape.tolist()
+    for command in (record, layout, *record.commands.values()):
+        assert command.help
+        for option in command.params:
+            assert isinstance(option, click.Argument) or getattr(option, "help", None), (command.name, option.name)

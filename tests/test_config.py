@@ -34,10 +34,10 @@ def test_the_default_is_the_cheapest_exact_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("methd: {type: mask4d}", ["methd: unknown key", "'method'"]),
-        ("method: {type: mask4d, paking: trie}", ["method.paking: unknown key", "'packing'"]),
+        ("methd: {type: mask4d}", ["methd: unknown key; use 'method'"]),
+        ("method: {type: mask4d, paking: trie}", ["method.paking: unknown key; use 'packing'"]),
         ("method: {type: mask4d, packing: tree}", ["packing", "'trie'", "'tree'"]),
-        ("method: {type: mask5d}", ["method.type: 'mask5d'", "logittree", "did you mean 'mask4d'?"]),
+        ("method: {type: mask5d}", ["method.type: there is no 'mask5d'; use 'mask4d'"]),
         ("method: {packing: trie}", ["method", "type"]),
         ("method: {type: mask4d, packing: union, budget: 9}", ["method: a budget splits", "packing union"]),
         ("std: true\nstd: false", ["'std' is given twice"]),

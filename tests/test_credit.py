@@ -16,7 +16,7 @@ from slime_plugin.methods import Layout, assign_credit, lay_out
 from slime_plugin.methods.credit import group_advantages
 from slime_plugin.record import Meta, Record
 from slime_plugin.tree import Trajectory, branches_of, build_trie, split_branches
-from tests.histories import Rollout, histories
+from tests.histories import Rollout, histories, twin_rollout
 from tests.oracle import EXACT, name, prefix_tokens, trained
 
 Outcome = tuple[int, float, str]
@@ -82,7 +82,7 @@ def test_splitting_changes_neither_advantages_nor_weights(
     trajectories = [Trajectory.of(record) for (record, _), _ in batch]
     metas = [Meta(id=i, group=i % 2, reward=reward) for i, (_, reward) in enumerate(batch)]
     whole = token_credits(metas, [lay_out(t, Mask4d()) for t in trajectories])
-    for method in EXACT[1:]:
+    for method in EXACT:
         assert token_credits(metas, [lay_out(t, method) for t in trajectories]) == whole
     longest = max((len(b) for t in trajectories for b in branches_of(t)), default=1)
     budget = data.draw(st.integers(longest, 4 * longest))
@@ -153,6 +153,11 @@ def test_a_branch_over_the_budget_is_refused_with_both_numbers(running: Record) 
         lay_out(running, Mask4d(budget=10))
     assert [len(row) for row in lay_out(running, Mask4d(budget=11)).rows] == [8, 10, 11, 11]
     assert [len(row) for row in lay_out(running, Mask4d(budget=19)).rows] == [19]
+
+
+def test_twins_do_not_make_a_branch_too_large_for_its_budget() -> None:
+    record, _ = twin_rollout()
+    assert [len(row) for row in lay_out(record, Mask4d(budget=4)).rows] == [3, 4]
 
 
 @pytest.mark.parametrize("method", EXACT, ids=name)

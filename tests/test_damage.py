@@ -137,6 +137,7 @@ def test_a_damaged_record_is_refused(name: str, running: Record, tmp_path: Path)
     lines = result.stdout.splitlines()
     matching = [line for line in lines if f": {field}: " in line]
     assert matching, lines
+    assert len(lines) == 1, lines
     for word in mentioned:
         assert word in matching[0]
     for line in lines:
@@ -353,7 +354,7 @@ def test_frame_with_good_check_sums_and_senseless_content(running: Record, tmp_p
     file = tmp_path / "a.records"
     with StoreWriter(file) as store:
         store.append(running)
-    raw = struct.pack("<I", 2) + b"{}"
+    raw = struct.pack("<I", 13) + b'{"version":1}'
     stored = zlib.compress(raw)
     head = struct.pack("<4sIII", b"\xf5mwr", len(stored), len(raw), zlib.crc32(stored))
     with open(file, "ab") as out:

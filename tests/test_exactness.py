@@ -13,31 +13,8 @@ from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompresse
 from slime_plugin.methods import Layout, Row, lay_out
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, branches_of, build_trie
-from tests.histories import History, Rollout, histories
+from tests.histories import Rollout, histories, twin_at_a_fork, twin_rollout
 from tests.oracle import ALL, EXACT, name, path, prefix_tokens, trained, view_tokens
-
-
-def twin_rollout() -> Rollout:
-    """The policy says 1 0, it is popped, the policy says 1 0 again and goes on: equal tokens under equal prefixes."""
-    history = History()
-    history.append(0, sampled=False)
-    history.append(1, sampled=True)
-    history.append(0, sampled=True)
-    history.evict(1, 2)
-    for token in (1, 0, 1):
-        history.append(token, sampled=True)
-    return history.record(), history
-
-
-def twin_at_a_fork() -> Rollout:
-    """The policy says 1 1, which is popped, then 0, which is popped, then 0 again: the twin stands where a fork begins."""
-    history = History()
-    history.append(0, sampled=False)
-    for said in ((1, 1), (0,), (0,)):
-        history.evict(1, 2)
-        for token in said:
-            history.append(token, sampled=True)
-    return history.record(), history
 
 
 @pytest.mark.parametrize("method", EXACT, ids=name)

@@ -16,7 +16,7 @@ import slime_plugin
 from examples import make_records
 from tests.cli import run
 from tests.conftest import ROOT
-from tests.documentation import printed, shown_commands
+from tests.documentation import WIDTH, printed, shown_commands
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(slime_plugin.__path__, "slime_plugin."))
 
@@ -47,7 +47,7 @@ def test_commands_in_the_documentation_print_what_it_says(
     page: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", WIDTH)
     assert printed(command) == output, f"{page}: run python -m tests.documentation to write it anew"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pickle
 import signal
 import struct
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugin.errors import RecordError, StoreError
+from slime_plugin.errors import MemoryWalkerError, RecordError, StoreError
 from slime_plugin.record import (
     Edit,
     Record,
@@ -298,6 +299,40 @@ def test_future_stores_are_refused(running: Record, tmp_path: Path) -> None:
     assert "upgrade memorywalker" in run("record", "check", str(path)).stdout
 
 
+def test_a_future_record_in_a_store_is_not_called_damaged(running: Record, tmp_path: Path) -> None:
+    path = tmp_path / "a.records"
+    write(path, [running])
+    head = json.dumps({"version": 2, "meta": {"id": "new"}, "other": "keys"}).encode()
+    raw = struct.pack("<I", len(head)) + head
+    stored = zlib.compress(raw)
+    frame = struct.pack("<4sIII", b"\xf5mwr", len(stored), len(raw), zlib.crc32(stored))
+    with open(path, "ab") as out:
+        out.write(frame + struct.pack("<I", zlib.crc32(frame)) + stored)
+    sound, refused = scan_store(path)
+    assert sound == running
+    assert isinstance(refused, RecordError)
+    assert "record new: version: 2 but this reader knows 1; upgrade" in str(refused)
+
+
+def test_durable_writes_reach_the_disk_one_by_one(
+    running: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+    with StoreWriter(tmp_path / "a.records", durable=True) as store:
+        store.append(running)
+        store.append(running)
+        assert synced == sorted(set(synced))
+        assert synced[-1] == store.path.stat().st_size
+
+
+def test_an_error_survives_a_process_boundary(running: Record) -> None:
+    with pytest.raises(RecordError) as caught:
+        Record(running.tokens, running.generated, running.logprobs, running.views, [])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.where, again.defects, str(again)) == (caught.value.where, caught.value.defects, str(caught.value))
+
+
 def test_a_folder_stands_for_its_stores(running: Record, weather: Record, memex: Record, tmp_path: Path) -> None:
     write(tmp_path / "run" / "writer-1.records", [running, weather])
     write(tmp_path / "run" / "writer-2.records", [memex])
@@ -308,7 +343,7 @@ def test_the_first_problem_stops_reading_records(running: Record, tmp_path: Path
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(dump_record(running))
     bad.write_text("{}")
-    with pytest.raises(StoreError, match=r"bad\.json: record without id: version: missing"):
+    with pytest.raises(MemoryWalkerError, match=r"bad\.json: record without id: version: missing"):
         list(read_records([good, bad]))
 
 

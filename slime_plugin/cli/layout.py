@@ -9,7 +9,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from slime_plugin.cli.choose import FILE, RECORD, choose_record, console
+from slime_plugin.cli.inputs import FILE, RECORD, choose_record
+from slime_plugin.cli.output import console
 from slime_plugin.config.frozen import load_config, parse_config
 from slime_plugin.config.method import PACKINGS, Cell, Method
 from slime_plugin.methods import METHODS, Layout, Row, lay_out
@@ -79,8 +80,8 @@ def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
 
 
 def _duplicated(result: Layout, counts: Counts) -> int:
-    """Trunk tokens that a split over a budget computes more than once."""
-    return max(0, result.tokens - counts.trie_tokens) if result.packing == "trie" else 0
+    """What splitting a tree over a budget costs: tokens beyond those of the whole tree."""
+    return result.tokens - counts.trie_tokens if result.packing == "trie" else 0
 
 
 def _columns(row: Row) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _trained_columns(row: Row) -> dict[str, Any]:
     }
     if row.lifetimes is not None:
         columns["layer"] = row.lifetimes.layer.tolist()
-        columns["live"] = (row.lifetimes.rank >= 0).astype(int).tolist()
+        columns["rank"] = row.lifetimes.rank.tolist()
     return columns
 
 
@@ -135,7 +136,7 @@ def _print_summary(result: Layout, counts: Counts) -> None:
     if result.off_context is None:
         out.print("not exact: right tokens visible, hidden states of another context")
     else:
-        out.print(f"trained under another context than they were sampled in: {result.off_context}")
+        out.print(f"trained in a context other than the one they were sampled in: {result.off_context}")
     computed = f"computed {result.tokens} tokens" + (
         f" and {result.teacher_tokens} without gradient" if result.teachers else ""
     )

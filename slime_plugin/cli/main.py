@@ -46,12 +46,12 @@ def cli() -> None:
     """
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets its escape instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = cli.main(prog_name="memorywalker", standalone_mode=False)
+        status = cli.main(arguments, prog_name="memorywalker", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
 
 import click
 
-from slime_plugin.cli.choose import FILE, FILES, RECORD, choose_record, console, sound_records, with_progress
+from slime_plugin.cli.inputs import FILE, FILES, RECORD, choose_record, sound_records
+from slime_plugin.cli.output import console, with_progress, write_whole
 from slime_plugin.record import read_entries
 from slime_plugin.report.page import record_page
 from slime_plugin.report.summary import listing, summarise, summary_tables
@@ -18,9 +18,10 @@ from slime_plugin.report.terminal import draw_staircase
 
 @click.group()
 def record() -> None:
-    """Check, draw and summarise the records of rollouts.
+    """Check, list, draw and summarise the records of rollouts.
 
-    FILE is interchange JSON, JSON lines, a record store, a folder of these, or - for standard input.
+    FILE is interchange JSON, JSON lines, a record store, - for standard input, or a folder: it stands for the stores
+    (*.records) in it or, if it has none, for its JSON files.
     """
 
 
@@ -45,8 +46,13 @@ def check(files: tuple[Path, ...]) -> None:
 @record.command("list")
 @FILES
 def list_(files: tuple[Path, ...]) -> None:
-    """List records: one line each, with id, harness, reward and size."""
-    console().print(listing(with_progress(read_entries(files), "records read")))
+    """List records: one line each, with id, harness, reward and size.
+
+    Exits with 1 if some are damaged.
+    """
+    entries = list(with_progress(read_entries(files), "records read"))
+    console().print(listing(entries))
+    sys.exit(1 if any(entry.problems for entry in entries) else 0)
 
 
 @record.command()
@@ -65,7 +71,7 @@ def show(file: Path, wanted: str | None, html: Path | None, width: int | None) -
     if html is None:
         draw_staircase(chosen, console(width))
     else:
-        _write_whole(html, record_page(chosen))
+        write_whole(html, record_page(chosen))
         click.echo(f"wrote {html}")
 
 
@@ -77,22 +83,13 @@ def stats(files: tuple[Path, ...], as_json: bool) -> None:
 
     Damaged records are left out and named on standard error; the exit code is then 1.
     """
-    summary = summarise(sound_records(files, "records counted"))
-    if as_json:
-        click.echo(json.dumps(summary, indent=2))
-        return
-    out = console()
-    for table in summary_tables(summary):
-        out.print(table)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file or nothing: a page that was there before is replaced only by a complete one."""
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        draft.write_bytes(text.encode("utf-8", errors="backslashreplace"))
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error
+    problems: list[str] = []
+    summary = summarise(sound_records(files, problems))
+    for line in problems:
+        click.echo(f"Error: {line}", err=True)
+    if summary["total"]["records"] or not problems:
+        if as_json:
+            click.echo(json.dumps(summary, indent=2))
+        else:
+            console().print(*summary_tables(summary), sep="\n")
+    sys.exit(1 if problems else 0)

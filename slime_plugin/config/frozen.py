@@ -5,7 +5,6 @@ PyYAML follows YAML 1.1, where ``1e-6`` is a string; here it is a number.
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from slime_plugin.errors import ConfigError
+from slime_plugin.errors import ConfigError, nearest
 
 
 class Frozen(BaseModel):
@@ -72,10 +71,10 @@ def _explain(detail: ErrorDetails, model: type[Frozen], value: Any) -> str:
     place = ".".join(keys) or "the whole file"
     context = detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
-        return f"{place}: unknown key{_meant(keys[-1], sorted(_all_keys(model)))}"
+        return f"{place}: unknown key; use {nearest(keys[-1], sorted(_all_keys(model)))}"
     if detail["type"] == "union_tag_invalid":
         known = [tag.strip("'") for tag in str(context["expected_tags"]).split(", ")]
-        return f"{place}.type: {context['tag']!r} is none of {', '.join(known)}{_meant(context['tag'], known)}"
+        return f"{place}.type: there is no {context['tag']!r}; use {nearest(context['tag'], known)}"
     if detail["type"] == "value_error":
         return f"{place}: {context['error']}"
     return f"{place}: {detail['msg']}, but it is {detail['input']!r:.60}"
@@ -90,11 +89,6 @@ def _written_keys(loc: tuple[str | int, ...], value: Any) -> list[str]:
         keys.append(str(key))
         value = value.get(key) if isinstance(value, dict) else None
     return keys
-
-
-def _meant(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _all_keys(model: type[BaseModel]) -> set[str]:

@@ -54,8 +54,12 @@ class Sdcc(Frozen):
 Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc, Field(discriminator="type")]
 
 
+EVERY_METHOD: tuple[Method, ...] = (NaiveCompressed(), NaiveFull(), LogitTree(), Mask4d(), Sdcc())
+"""All methods with their defaults, in the order in which they are compared."""
+
+
 class Cell(Frozen):
-    """One training set-up."""
+    """One cell of the matrix of harnesses and methods: what one training run is configured with."""
 
     method: Method = Mask4d()
     std: bool = True

@@ -1,7 +1,7 @@
 """The packed 4D mask: all branches in one forward pass. Three packings:
 
-* ``trie`` (default) computes every distinct (prefix, token) pair once. Exact, and no exact method can use fewer
-  tokens.
+* ``trie`` (default) computes every distinct (prefix, token) pair once. Exact, and as small as a row with one loss per
+  token can be.
 * ``replicated`` puts the branches side by side, as the paper's own implementation does. Exact.
 * ``union`` keeps each tape token once and hides it outside its lifetime: the paper's mask equation taken literally.
   **Not exact** - a survivor decoded before an eviction keeps a hidden state that has seen the evicted span, and one

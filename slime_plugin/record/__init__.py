@@ -5,10 +5,11 @@ reads it and knows nothing of harnesses. :mod:`.schema` states the contract, :mo
 :mod:`.interchange` is the JSON form, :mod:`.store` the binary form of a run, :mod:`.files` opens either.
 """
 
+from slime_plugin.record.arrays import Span, View
 from slime_plugin.record.files import Entry, read_entries, read_records
 from slime_plugin.record.interchange import VERSION, dump_record, parse_record
-from slime_plugin.record.labels import KINDS, STATUSES, Edit, Meta
-from slime_plugin.record.schema import Record, Span, View
+from slime_plugin.record.meta import KINDS, STATUSES, Edit, Meta
+from slime_plugin.record.schema import Record
 from slime_plugin.record.store import StoreWriter, scan_store
 
 __all__ = [

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from slime_plugin.errors import RecordError, StoreError
+from slime_plugin.errors import MemoryWalkerError, RecordError, StoreError
 from slime_plugin.record.interchange import parse_record
 from slime_plugin.record.schema import Record
 from slime_plugin.record.store import MAGIC, SUFFIX, Damage, scan_file
@@ -59,7 +59,7 @@ def read_records(paths: Iterable[str | Path]) -> Iterator[Record]:
     """All records of the files; the first problem stops with an error that names it."""
     for entry in read_entries(paths):
         if entry.record is None:
-            raise StoreError("\n".join(entry.problems))
+            raise MemoryWalkerError("\n".join(entry.problems))
         yield entry.record
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from slime_plugin.errors import Defect, RecordError
 from slime_plugin.record.arrays import to_json_floats
-from slime_plugin.record.labels import Json
+from slime_plugin.record.meta import Json
 from slime_plugin.record.schema import FIELDS, Record, record_label
 
 VERSION = 1

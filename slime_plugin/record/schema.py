@@ -27,15 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from slime_plugin.errors import Defect, RecordError
-from slime_plugin.record import checks
-from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, as_flags, as_logprobs, as_tokens
-from slime_plugin.record.labels import Edit, Json, Meta, printable
-
-Span = tuple[int, int]
-"""Tape positions ``[start, stop)``."""
-View = tuple[Span, ...]
-"""A live context: spans of the tape, in context order."""
+from slime_plugin.errors import Defect, RecordError, printable
+from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
+from slime_plugin.record.checks import edit_defects, history_defects, logprob_defects
+from slime_plugin.record.meta import Edit, Json, Meta
+from slime_plugin.record.parts import as_edits, as_extra, as_flags, as_logprobs, as_meta, as_tokens, as_views
 
 FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
 """The fields of a record in its interchange form."""
@@ -87,21 +83,28 @@ class Record:
         """Takes lists or arrays. The three sequences over the tape are ``Any`` because they are checked here."""
         found: list[Defect] = []
 
-        def keep(name: str, value: Any) -> None:
-            if isinstance(value, Defect):
-                found.append(value)
-            else:
-                object.__setattr__(self, name, value)
+        def keep(name: str, part: Any) -> bool:
+            """Take a part, or note why it is refused."""
+            if isinstance(part, Defect | list):
+                found.extend([part] if isinstance(part, Defect) else part)
+                return False
+            object.__setattr__(self, name, part)
+            return True
 
-        keep("meta", checks.as_meta(meta))
-        keep("tokens", as_tokens(tokens))
-        length = len(tokens) if isinstance(tokens, list | tuple) or np.ndim(tokens) == 1 else 0
-        keep("generated", as_flags(generated, length))
-        keep("logprobs", as_logprobs(logprobs, length))
-        keep("views", checks.as_views(views, length))
-        keep("edits", checks.as_edits(edits))
-        keep("extra", checks.as_extra(extra, FIELDS))
-        found.extend(checks.find_defects(self))
+        keep("meta", as_meta(meta))
+        keep("extra", as_extra(extra, FIELDS))
+        has_edits = keep("edits", as_edits(edits))
+        if keep("tokens", as_tokens(tokens)) or _length(tokens):  # or nothing can be said of what lies along the tape
+            length = _length(tokens)
+            has_generated = keep("generated", as_flags(generated, length))
+            has_logprobs = keep("logprobs", as_logprobs(logprobs, length))
+            has_views = keep("views", as_views(views, length))
+            if has_generated and has_logprobs:
+                found.extend(logprob_defects(self.generated, self.logprobs))
+            if has_views and has_edits:
+                found.extend(edit_defects(self.views, self.edits))
+            if has_views and has_generated:
+                found.extend(history_defects(self.generated, self.views))
         if found:
             raise RecordError(record_label(meta), found)
 
@@ -139,20 +142,9 @@ class Record:
         return f"Record(id={self.meta.id!r}, {len(self)} tokens, {generated} generated, {len(self.views)} views)"
 
 
-def span_positions(spans: Sequence[Span]) -> IntArray:
-    """The positions of the spans, one after the other.
-
-    >>> span_positions([(4, 6), (0, 2)]).tolist()
-    [4, 5, 0, 1]
-    """
-    if len(spans) == 1:
-        return np.arange(*spans[0], dtype=np.int32)
-    bounds = np.array(spans, dtype=np.int32).reshape(-1, 2)
-    lengths = bounds[:, 1] - bounds[:, 0]
-    offsets = np.cumsum(lengths) - lengths
-    positions: IntArray = np.arange(lengths.sum(), dtype=np.int32)
-    positions += np.repeat(bounds[:, 0] - offsets.astype(np.int32), lengths)
-    return positions
+def _length(tokens: Any) -> int:
+    """How long the tape is meant to be, also where its tokens are refused; 0 if that cannot be said."""
+    return len(tokens) if isinstance(tokens, list | tuple) or np.ndim(tokens) == 1 else 0
 
 
 def record_label(meta: object) -> str:

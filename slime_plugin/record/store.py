@@ -1,9 +1,9 @@
 """The store: the records of one writer in one binary file, appended, compressed, never rewritten.
 
-A record is on disk as soon as :meth:`StoreWriter.append` returns, in one frame. Readers take whole frames only, so
-a file may be read while it grows, and a writer that dies costs at most the frame it was writing: the torn tail is
-reported, never guessed at, and cut off when the next writer opens the file. Nothing in a store is executed; there
-is no pickle.
+A record is one frame, visible to every reader as soon as :meth:`StoreWriter.append` returns. Readers take whole frames
+only, so a file may be read while it grows, and a writer that dies costs at most the frame it was writing: the torn tail
+is reported, never guessed at, and cut off when the next writer opens the file. Nothing in a store is executed; there is
+no pickle.
 
     file   = header frame*
     header = magic "\\x89MWREC\\r\\n" (8 bytes), u32 version, u32 zero
@@ -348,8 +348,7 @@ def _decode(stored: bytes, raw_length: int) -> Record:
     try:
         head_end = _CRC.size + _CRC.unpack_from(raw)[0]
         head = json.loads(raw[_CRC.size : head_end])
-        where = record_label(head["meta"])
-        version = head["version"]
+        check_version(record_label(head.get("meta")), head.get("version"))  # before anything else is expected of it
         length, spans_per_view = head["tokens"], head["spans"]
         edits, meta, extra = head["edits"], head["meta"], head["extra"]
         body = memoryview(raw)[head_end:]
@@ -369,7 +368,6 @@ def _decode(stored: bytes, raw_length: int) -> Record:
         spans = arrays[1].reshape(-1, 2).tolist()
     except (struct.error, KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise _UndecodableError(f"its head is not one of ours ({type(error).__name__})") from None
-    check_version(where, version)
     views, at = [], 0
     for count in spans_per_view:
         views.append(spans[at : at + count])

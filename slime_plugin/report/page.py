@@ -37,7 +37,7 @@ def record_page(record: Record) -> str:
         legend="".join(_legend()),
         staircase=_svg(staircase),
         edits=_table(
-            ("edit", "kind", "author", "at token", "evicts", "restores", "spans evicted"), _edit_rows(staircase)
+            ("edit", "kind", "author", "after tokens", "evicts", "restores", "spans evicted"), _edit_rows(staircase)
         ),
         counts=_table(("", "number", "meaning"), _count_rows(counts)),
         methods=_table(
@@ -51,15 +51,15 @@ def _svg(staircase: Staircase) -> str:
     """One strip per layer; a box per token where they are few, a box per run of equal role where they are many."""
     layers, length = staircase.roles.shape
     named = length <= _NAMED_UP_TO
-    cell = 9 + 7 * max(1, min(9, max(map(len, staircase.pieces)))) if named else 1
+    cell = 9 + 7 * max(1, min(9, max(map(len, staircase.pieces)))) if named else 0  # pixels per token
     boxes = []
     for k in range(layers):
         top = k * (_ROW + _GAP)
         for start, stop in _runs(staircase, k, named):
-            boxes.append(_box(staircase, k, start, stop, top, cell if named else 0))
+            boxes.append(_box(staircase, k, start, stop, top, cell))
     height = layers * (_ROW + _GAP) - _GAP + 2
     width = f"{length * cell}px" if named else "100%"
-    steps = [f"J{k}: {step}" for k, step in enumerate(staircase.steps, 1)]
+    steps = [f"edit {k}: {step}" for k, step in enumerate(staircase.steps)]
     labels = "".join(
         f'<div style="height:{_ROW + _GAP}px"><b>layer {k}</b> {staircase.describe(k)}<br><i>{escape(step)}</i></div>'
         for k, step in enumerate([*steps, ""])
@@ -117,7 +117,7 @@ def _edit_rows(staircase: Staircase) -> Iterator[tuple[object, ...]]:
     for k, step in enumerate(staircase.steps):
         spans = _spans(np.sort(step.evicted))
         shown = ", ".join(f"[{a}, {b})" for a, b in spans[:12]) + (", ..." if len(spans) > 12 else "")
-        yield k + 1, step.kind, step.author or "", step.junction, step.evicted.size, step.restored.size, shown
+        yield k, step.kind, step.author or "", step.junction, step.evicted.size, step.restored.size, shown
 
 
 def _spans(positions: np.ndarray) -> list[tuple[int, int]]:

@@ -12,8 +12,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_plugin.errors import printable
 from slime_plugin.record.arrays import IntArray
-from slime_plugin.record.labels import printable
 from slime_plugin.tree import Trajectory
 
 
@@ -62,7 +62,7 @@ class Step:
         author = f" by {printable(self.author, 40)}" if self.author else ""
         parts = [f"evicts {self.evicted.size}"] if self.evicted.size else []
         parts += [f"restores {self.restored.size}"] if self.restored.size else []
-        return f"{self.kind}{author} at {self.junction}: {', '.join(parts) or 'inserts only'}"
+        return f"{self.kind}{author} after {self.junction} tokens: {', '.join(parts) or 'inserts only'}"
 
 
 @dataclass(frozen=True, slots=True)

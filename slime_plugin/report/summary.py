@@ -13,21 +13,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import EVERY_METHOD
+from slime_plugin.errors import printable
 from slime_plugin.methods import lay_out
 from slime_plugin.methods.credit import LEFT_OUT
 from slime_plugin.record import Entry, Record
-from slime_plugin.record.labels import printable
 from slime_plugin.tree import Counts, Trajectory, count
 from slime_plugin.tree.counts import compression_of
 
-COMPARED: dict[str, Method] = {
-    "naive_compressed": NaiveCompressed(),
-    "naive_full": NaiveFull(),
-    "logittree": LogitTree(),
-    "mask4d": Mask4d(),
-    "sdcc": Sdcc(),
-}
+COMPARED = {method.type: method for method in EVERY_METHOD}
 
 _SUMMED = {
     "tokens": "tokens",
@@ -59,7 +53,7 @@ class _Tally:
             **{key: _mean([getattr(c, key) for c in self.counts]) for key in ("K", "D", "L", "C", "R")},
             "E": _mean(evictions),
             "edits": dict(self.edits),
-            "longest_view": max((c.longest_view for c in self.counts), default=0),
+            "longest_view": max((c.longest_view for c in self.counts), default=None),
             "branch_tokens": branch,
             "trie_tokens": trie,
             "trie_ratio": trie / branch if branch else None,
@@ -103,7 +97,7 @@ def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
 
 
 _ROWS = {
-    "records": "records",
+    "rollouts (number)": "records",
     "reward": "reward",
     "edits K": "K",
     "evicted per edit |E|": "E",
@@ -111,9 +105,9 @@ _ROWS = {
     "tape tokens L": "L",
     "final context C": "C",
     "sampled tokens R": "R",
-    "longest context": "longest_view",
-    "compression frequency": "frequency",
-    "compression depth": "depth",
+    "longest context (maximum)": "longest_view",
+    "compressed rollouts (share)": "frequency",
+    "compression depth of those": "depth",
     "prefix tree / branches": "trie_ratio",
 }
 
@@ -124,7 +118,7 @@ def summary_tables(summary: dict[str, Any]) -> list[RenderableType]:
     if not total["records"]:
         return ["no records"]
     sets = {**summary["harnesses"], "all": total} if len(summary["harnesses"]) > 1 else summary["harnesses"]
-    rollouts = _table("rollouts and their edits (means per rollout)", ["", *sets])
+    rollouts = _table("rollouts and their edits (means, where nothing else is said)", ["", *sets])
     for heading, key in _ROWS.items():
         rollouts.add_row(heading, *(_shown(part[key]) for part in sets.values()))
     methods = total["methods"]

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from slime_plugin.errors import printable
 from slime_plugin.record import Record
-from slime_plugin.record.labels import printable
 from slime_plugin.report.staircase import SHOWN, Role, Staircase
 from slime_plugin.tree import Counts, Trajectory, count
 
-# Each role has a colour and, for terminals and files without colour, a sign of its own. Names are written behind their
-# sign; blocks are drawn with it, in ASCII where the terminal knows no other characters.
-_SIGNS = {
-    Role.ABSENT: (" ", " ", "default", "default"),
-    Role.PROMPT: (">", "▒", "black on bright_blue", "bright_blue"),
-    Role.CONTEXT: (".", "░", "black on grey70", "grey50"),
-    Role.GENERATED: ("+", "█", "black on green", "green"),
-    Role.RESTORED: ("^", "▲", "black on magenta", "magenta"),
-    Role.EVICTED: ("-", "▚", "white on red", "red"),
-    Role.GENERATED_EVICTED: ("x", "▓", "black on yellow", "yellow"),
+
+class _Look(NamedTuple):
+    """A role has a colour and, for terminals and files without colour, a sign of its own."""
+
+    letter: str
+    """Stands before a token's name, and for a block of tokens where the terminal knows no more than ASCII."""
+    block: str
+    name_style: str
+    block_style: str
+
+
+_LOOKS = {
+    Role.ABSENT: _Look(" ", " ", "default", "default"),
+    Role.PROMPT: _Look(">", "▒", "black on bright_blue", "bright_blue"),
+    Role.CONTEXT: _Look(".", "░", "black on grey70", "grey50"),
+    Role.GENERATED: _Look("+", "█", "black on green", "green"),
+    Role.RESTORED: _Look("^", "▲", "black on magenta", "magenta"),
+    Role.EVICTED: _Look("-", "▚", "white on red", "red"),
+    Role.GENERATED_EVICTED: _Look("x", "▓", "black on yellow", "yellow"),
 }
 
 
@@ -35,7 +46,7 @@ def draw_staircase(record: Record, console: Console) -> None:
     names = [_name(piece) for piece in staircase.pieces[:room]]
     cell = max(map(cell_len, names)) + 2
     by_name = cell * len(record) <= room
-    signs = dict.fromkeys(Role, 0 if by_name or console.options.ascii_only else 1)
+    ascii_only = console.options.ascii_only
     console.print(Text(f"{record.label}: {len(record)} tokens, {trajectory.layers} live contexts", style="bold"))
     scale = -(-len(record) // room)
     if not by_name and scale > 1:
@@ -43,15 +54,16 @@ def draw_staircase(record: Record, console: Console) -> None:
     for k, tail in enumerate(tails):
         line = Text(f"layer {k} ".rjust(gutter))
         line.append_text(
-            _named(staircase.roles[k], names, cell) if by_name else _blocks(staircase.roles[k], room, signs)
+            _named(staircase.roles[k], names, cell) if by_name else _blocks(staircase.roles[k], room, ascii_only)
         )
         line.append(" " + tail, style="bright_black")
         console.print(line, no_wrap=True, overflow="crop")
         if k < len(staircase.steps):
-            corner = "`" if console.options.ascii_only else "└"
+            corner = "`" if ascii_only else "└"
             step = Text(f"{' ' * gutter}{corner} {staircase.steps[k]}", style="dark_orange")
             console.print(step, no_wrap=True, overflow="crop")
-    console.print(_legend(signs, by_name))
+    for line in _legend(console.width, by_name, ascii_only):
+        console.print(line)
     console.print(_numbers(count(trajectory)))
 
 
@@ -65,19 +77,18 @@ def _named(roles: NDArray[np.uint8], names: list[str], cell: int) -> Text:
     strip = Text()
     for value, name in zip(roles.tolist(), names, strict=True):
         role = Role(value)
-        sign = " " if role is Role.CONTEXT else _SIGNS[role][0]
-        word = "" if role is Role.ABSENT else sign + name
-        strip.append(set_cell_size(word, cell - 1), style=_SIGNS[role][2])
+        word = "" if role is Role.ABSENT else _letter(role) + name
+        strip.append(set_cell_size(word, cell - 1), style=_LOOKS[role].name_style)
         strip.append(" ")
     return strip
 
 
-def _blocks(roles: NDArray[np.uint8], room: int, signs: dict[Role, int]) -> Text:
+def _blocks(roles: NDArray[np.uint8], room: int, ascii_only: bool) -> Text:
     strip = Text()
     wide = max(1, room // roles.size)  # a short tape fills the room too
     for value in bucket_roles(roles, -(-roles.size // room)):
-        role = Role(value)
-        strip.append(_SIGNS[role][signs[role]] * wide, style=_SIGNS[role][3])
+        look = _LOOKS[Role(value)]
+        strip.append((look.letter if ascii_only else look.block) * wide, style=look.block_style)
     return strip
 
 
@@ -99,20 +110,31 @@ def bucket_roles(roles: NDArray[np.uint8], scale: int) -> list[int]:
     return list(result.tolist())
 
 
-def _legend(signs: dict[Role, int], by_name: bool) -> Text:
-    legend = Text("\n")
+def _letter(role: Role) -> str:
+    """The sign before a name: context, the plain case, goes without."""
+    return " " if role is Role.CONTEXT else _LOOKS[role].letter
+
+
+def _legend(width: int, by_name: bool, ascii_only: bool) -> list[Text]:
+    """What the signs mean, in as many lines as it takes to keep each sign with its meaning."""
+    lines = [Text(), Text()]
     for role in SHOWN:
-        sign = " " if by_name and role is Role.CONTEXT else _SIGNS[role][signs[role]]
-        legend.append(f" {sign} ", style=_SIGNS[role][2 if by_name else 3])
-        legend.append(f"{' ' * by_name}{role.meaning}  ")
-    return legend
+        look = _LOOKS[role]
+        sign = _letter(role) if by_name else look.letter if ascii_only else look.block
+        entry = Text(f" {sign} ", style=look.name_style if by_name else look.block_style)
+        entry.append(f"{' ' * by_name}{role.meaning}  ", style="default on default")
+        if lines[-1].cell_len + entry.cell_len > width:
+            lines.append(Text())
+        lines[-1].append_text(entry)
+    return lines
 
 
 def _numbers(counts: Counts) -> str:
     sizes = str(list(counts.E)) if counts.K <= 8 else f"{sum(counts.E) / counts.K:.0f} on average"
     evicted = f", |E| = {sizes}" if counts.K else ""
-    share = f", {counts.trie_ratio:.2f} of it" if counts.trie_ratio is not None else ""
+    share = f" ({counts.trie_ratio:.2f} of that)" if counts.trie_ratio is not None else ""
     return (
-        f"K = {counts.K} edits{evicted}\nD = {counts.D} diverging leaves, L = {counts.L}, C = {counts.C}\n"
+        f"K = {counts.K} edits{evicted}, D = {counts.D} diverging leaves\n"
+        f"L = {counts.L} tokens on the tape, C = {counts.C} in the final context\n"
         f"branches {counts.branch_tokens} tokens, prefix tree {counts.trie_tokens}{share}"
     )

@@ -33,7 +33,7 @@ class Counts:
     branch_tokens: int
     """Sum over the branches: what LogitTree computes."""
     trie_tokens: int
-    """Distinct (prefix, token) pairs above a trained token: the least any exact method computes."""
+    """Nodes of the prefix tree: distinct (prefix, token) pairs above a trained token, and twins."""
     evicted: int
     """Tape positions that left the live context at least once."""
 
@@ -55,8 +55,8 @@ class Counts:
 class Compression:
     """How often and how deeply a set of rollouts was compressed."""
 
-    frequency: float
-    """Share of rollouts with an eviction."""
+    frequency: float | None
+    """Share of rollouts with an eviction; None if there are no rollouts."""
     depth: float | None
     """Mean share evicted over those rollouts; None, not 0, if there is none."""
 
@@ -85,6 +85,6 @@ def count(trajectory: Trajectory) -> Counts:
 def compression_of(counts: list[Counts]) -> Compression:
     shares = [c.compression for c in counts if c.evicted]
     return Compression(
-        frequency=len(shares) / len(counts) if counts else 0.0,
+        frequency=len(shares) / len(counts) if counts else None,
         depth=float(np.mean(shares)) if shares else None,
     )

@@ -41,13 +41,13 @@ def split_branches(
     order, adjacent = sort_branches(tokens, branches)
     # Twins are counted in full: a group holds at most as many as the whole tree, so its size is never underestimated.
     lengths = np.array([len(branches[b]) for b in order])
-    alone = lengths + np.array(trie.twins)[order]
-    behind = alone - np.concatenate(([0], adjacent))  # as the neighbour of the one before
-    upto = np.concatenate(([0], np.cumsum(behind)))
+    first = lengths + np.array(trie.twins)[order]  # nodes a branch adds as the first of its group
+    further = first - np.concatenate(([0], adjacent))  # and behind its neighbour
+    upto = np.concatenate(([0], np.cumsum(further)))  # so the group [i, j) has first[i] + upto[j] - upto[i + 1]
     fewest = np.zeros(len(order) + 1, dtype=np.int64)  # nodes that the first j branches need
     cut = np.zeros(len(order) + 1, dtype=np.intp)  # where the last of their groups begins
     for j in range(1, len(order) + 1):
-        sizes = alone[:j] + upto[j] - upto[1 : j + 1]  # of the groups [i, j)
+        sizes = first[:j] + upto[j] - upto[1 : j + 1]  # of the groups [i, j) for every i
         sizes[-1] = lengths[j - 1]  # one branch has no twins
         total = np.where(sizes <= budget, fewest[:j] + sizes, np.iinfo(np.int64).max)
         cut[j] = int(np.argmin(total))

@@ -76,7 +76,7 @@ def build_trie(tokens: IntArray, branches: Sequence[Branch]) -> Trie:
     chains: list[_Chain] = []
     paths: list[_Path] = []
     twins = []
-    for branch, (earlier, shared) in zip(branches, fork_points(tokens, branches), strict=True):
+    for branch, (earlier, shared) in zip(branches, _fork_points(tokens, branches), strict=True):
         path = _upto(paths[earlier], shared) if shared else []
         if shared < len(branch):
             chain = _Chain(
@@ -89,7 +89,7 @@ def build_trie(tokens: IntArray, branches: Sequence[Branch]) -> Trie:
     return _lay_out(chains, tuple(twins))
 
 
-def fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int, int]]:
+def _fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int, int]]:
     """For each branch the earlier one it has the longest beginning in common with, and how long that is; (-1, 0)
     for none.
 

@@ -6,13 +6,12 @@ own harness can add keys without this reader losing them.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_plugin.errors import Defect
+from slime_plugin.errors import Defect, nearest
 
 KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "unknown")
 """What an edit did. ``unknown`` is for a break in the context whose cause could not be recovered."""
@@ -49,7 +48,7 @@ class Edit:
         kind: Any = self.kind
         author: Any = self.author
         if kind not in KINDS:
-            yield Defect(f"{where}.kind", f"{kind!r:.40} is not a kind of edit; use {_nearest(kind, KINDS)}")
+            yield Defect(f"{where}.kind", f"{kind!r:.40} is not a kind of edit; use {nearest(kind, KINDS)}")
         if not isinstance(author, str | None):
             yield Defect(f"{where}.author", f"{author!r:.40} is not a name; use a string or leave it out")
         yield from extra_defects(where, self.extra, ("kind", "author"))
@@ -92,7 +91,7 @@ class Meta:
         elif reward is not None and not -LARGEST_REWARD <= reward <= LARGEST_REWARD:  # NaN fails this too
             yield Defect("meta.reward", f"not a finite number within {LARGEST_REWARD:g}; leave it out if there is none")
         if status not in STATUSES:
-            yield Defect("meta.status", f"{status!r:.40} is not how a rollout ends; use {_nearest(status, STATUSES)}")
+            yield Defect("meta.status", f"{status!r:.40} is not how a rollout ends; use {nearest(status, STATUSES)}")
         yield from extra_defects("meta", self.extra, _META_KEYS)
 
 
@@ -114,21 +113,6 @@ def extra_defects(where: str, extra: Mapping[str, Json], taken: tuple[str, ...])
         yield Defect(f"{where}.extra", f"cannot be written as JSON ({error}); use plain, finite values")
 
 
-def printable(value: object, width: int = 80) -> str:
-    """Text from a record, safe to show on a terminal.
-
-    >>> printable("\\x1b[2J")
-    '\\\\x1b[2J'
-    """
-    text = str(value)[:width]
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
 def _split(value: Mapping[str, Json], keys: tuple[str, ...]) -> tuple[dict[str, Json], dict[str, Json]]:
     known = {key: value[key] for key in keys if key in value}
     return known, {key: value[key] for key in value if key not in keys}
-
-
-def _nearest(word: object, words: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(str(word), words, n=1)
-    return f"'{close[0]}'" if close else f"one of {', '.join(words)}"

@@ -13,7 +13,7 @@ from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompresse
 from slime_plugin.methods import Layout, Row, lay_out
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, branches_of, build_trie
-from tests.histories import Rollout, histories, twin_at_a_fork, twin_rollout
+from tests.histories import History, Rollout, histories, twin_at_a_fork, twin_rollout
 from tests.oracle import ALL, EXACT, name, path, prefix_tokens, trained, view_tokens
 
 
@@ -153,6 +153,19 @@ def test_naive_losses_name_the_edit_that_took_the_token(rollout: Rollout) -> Non
         elif last[0] == p:
             expected["no prefix left"] += 1
     assert lay_out(record, NaiveCompressed()).lost == expected
+
+
+def test_a_token_that_left_twice_is_lost_to_the_edit_that_took_it_last() -> None:
+    history = History()
+    history.append(0, sampled=False)
+    history.append(1, sampled=True)
+    history.evict(1, 1, kind="pop")
+    history.append(1, sampled=True)
+    history.restore(1, 1)
+    history.append(1, sampled=True)
+    history.evict(1, 1, kind="prune")
+    history.append(0, sampled=True)
+    assert lay_out(history.record(), NaiveCompressed()).lost == {"evicted by prune": 1}
 
 
 @given(rollout=histories())

@@ -59,6 +59,8 @@ def test_what_cannot_be_credited_is_refused() -> None:
         group_advantages([Meta(id=7, reward=1.0)])
     with pytest.raises(LayoutError, match="record 7: status completed but reward nan"):
         group_advantages([Meta(id=7, group=1, reward=math.nan)])
+    with pytest.raises(LayoutError, match="record 7: status 'abort' gets no credit; use 'aborted'"):
+        group_advantages([Meta(id=7, status="abort")])
     with pytest.raises(LayoutError, match="record 7: in the batch twice"):
         group_advantages([Meta(id=7, group=1, reward=1.0)] * 2)
 

@@ -120,7 +120,8 @@ DAMAGES: dict[str, tuple[Damage, str, list[str]]] = {
     "meta is null": (_set("meta", to=None), "meta", ["NoneType"]),
     "reward is text": (_set("meta", "reward", to="1"), "meta.reward", ["'1'"]),
     "reward is huge": (_set("meta", "reward", to=10**400), "meta.reward", ["finite"]),
-    "unknown status": (_set("meta", "status", to="abort"), "meta.status", ["'abort'", "'aborted'"]),
+    "status is a number": (_set("meta", "status", to=3), "meta.status", ["3", "aborted"]),
+    "status is null": (_set("meta", "status", to=None), "meta.status", ["None", "completed"]),
     "id is a list": (_set("meta", "id", to=[1]), "meta.id", ["[1]"]),
 }  # fmt: skip
 
@@ -208,7 +209,7 @@ def test_all_defects_are_reported_at_once(running: Record, tmp_path: Path) -> No
     value["logprobs"][6] = None
     value["logprobs"][2] = -1.0
     del value["edits"][0]
-    value["meta"]["status"] = "?"
+    value["meta"]["status"] = ""
     file = tmp_path / "damaged.json"
     file.write_text(json.dumps(value))
     assert len(run("record", "check", str(file)).stdout.splitlines()) == 4
@@ -234,7 +235,7 @@ def test_one_record_over_several_lines(running: Record, tmp_path: Path) -> None:
 def test_control_characters_do_not_reach_the_terminal(running: Record, tmp_path: Path) -> None:
     value = json.loads(dump_record(running))
     value["meta"]["id"] = "\x1b[2Jgone\n"
-    value["meta"]["status"] = "\x1b[31m"
+    value["edits"][0]["kind"] = "\x1b[31m"
     file = tmp_path / "hostile.json"
     file.write_text(json.dumps(value))
     result = run("record", "check", str(file))

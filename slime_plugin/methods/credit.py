@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slime_plugin.errors import LayoutError
+from slime_plugin.errors import LayoutError, nearest
 from slime_plugin.methods.row import Layout
-from slime_plugin.record import Meta
+from slime_plugin.record import STATUSES, Meta
 from slime_plugin.record.schema import record_label
 
 LEFT_OUT = frozenset({"aborted", "failed"})
@@ -85,6 +85,10 @@ def _check(metas: Sequence[Meta]) -> None:
             raise LayoutError(f"{label}: in the batch twice; a rollout counts once, whatever the number of its rows")
         if meta.id is not None:
             seen.add(meta.id)
+        if meta.status not in STATUSES:
+            raise LayoutError(
+                f"{label}: status {meta.status!r:.40} gets no credit; use {nearest(meta.status, STATUSES)}"
+            )
         if meta.status in LEFT_OUT:
             continue
         if meta.group is None:

@@ -17,7 +17,8 @@ KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "u
 """What an edit did. ``unknown`` is for a break in the context whose cause could not be recovered."""
 
 STATUSES = ("completed", "truncated", "aborted", "failed")
-"""How a rollout ended. Aborted and failed rollouts leave the group baseline, with or without a reward."""
+"""How a rollout ends. A record may carry another word (a harness may know more); what gives credit refuses it, because
+aborted and failed rollouts leave the group baseline and a misspelt one would not."""
 
 LARGEST_REWARD = 1e18
 """A reward beyond this cannot be squared in float32, so no group could be normalised with it."""
@@ -90,8 +91,8 @@ class Meta:
             yield Defect("meta.reward", f"{reward!r:.40} is not a number; leave it out if there is no reward")
         elif reward is not None and not -LARGEST_REWARD <= reward <= LARGEST_REWARD:  # NaN fails this too
             yield Defect("meta.reward", f"not a finite number within {LARGEST_REWARD:g}; leave it out if there is none")
-        if status not in STATUSES:
-            yield Defect("meta.status", f"{status!r:.40} is not how a rollout ends; use {nearest(status, STATUSES)}")
+        if not isinstance(status, str) or not status:
+            yield Defect("meta.status", f"{status!r:.40} is not a word; use one of {', '.join(STATUSES)}")
         yield from extra_defects("meta", self.extra, _META_KEYS)
 
 

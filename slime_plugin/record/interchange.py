@@ -60,18 +60,14 @@ def record_from_json(value: Json) -> Record:
 
 
 def check_version(where: str, version: object) -> None:
+    """Refuse what was written by a later release, and what says nothing of it."""
     if version is None:
-        raise RecordError(where, [Defect("version", f'missing; this reader knows version {VERSION}: add "version": 1')])
-    if type(version) is not int or version != VERSION:
-        raise RecordError(
-            where,
-            [
-                Defect(
-                    "version",
-                    f"{version!r:.40} but this reader knows {VERSION}; upgrade memorywalker to read newer ones",
-                )
-            ],
-        )
+        problem = f'missing; this reader knows version {VERSION}: add "version": {VERSION}'
+    elif type(version) is not int or version != VERSION:
+        problem = f"{version!r:.40} but this reader knows {VERSION}; upgrade memorywalker to read newer ones"
+    else:
+        return
+    raise RecordError(where, [Defect("version", problem)])
 
 
 def dump_record(record: Record) -> str:

@@ -13,6 +13,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def time_layouts(record: Record, repeat: int) -> None:
     report("unroll into layers", seconds(lambda: Trajectory.of(record), repeat), branch_bytes, repeat)
     report("trie", seconds(lambda: build_trie(record.tokens, branches), repeat), branch_bytes, repeat)
     for name, method in LAYOUTS.items():
-        taken = seconds(lambda method=method: lay_out(trajectory, method), repeat)  # type: ignore[misc]
+        taken = seconds(partial(lay_out, trajectory, method), repeat)
         report(f"rows: {name}", taken, row_bytes([lay_out(trajectory, method)]), repeat)
     report("all of these, from the record", seconds(everything, repeat), row_bytes(everything()), repeat)
 

@@ -20,7 +20,7 @@ class Result:
 class _Main(click.Command):
     """``main`` in the shape that click's test runner calls."""
 
-    def main(self, args: list[str], prog_name: str, **settings: object) -> None:  # type: ignore[override]
+    def main(self, args: list[str], prog_name: str, **settings: object) -> None:  # type: ignore[override]  # all it is given
         main(args)
 
 

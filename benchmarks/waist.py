@@ -1,6 +1,6 @@
 """How long records, trees, rows and stores take, beside the time numpy takes to copy the same bytes.
 
-    python -m benchmarks.waist [--records 64] [--tokens 40000] [--edits 20] [--repeat 5]
+    python -m benchmarks.waist [--records 64] [--tokens 40000] [--edits 20] [--live 11800] [--repeat 5]
 
 Machines are noisy: every number is the best of ``--repeat`` runs, and the copy is timed in between.
 """
@@ -111,10 +111,12 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=40_000)
     parser.add_argument("--edits", type=int, default=20)
+    parser.add_argument("--live", type=int, default=11_800)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}")
-    records = [popped_rollout(seed, tape=options.tokens, edits=options.edits) for seed in range(options.records)]
+    shape = {"tape": options.tokens, "edits": options.edits, "live": options.live}
+    records = [popped_rollout(seed, **shape) for seed in range(options.records)]
     time_layouts(records[0], options.repeat)
     time_store(records, options.repeat)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -354,6 +355,18 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     script = f"'{Path(sys.executable).parent}/memorywalker' record stats --json '{RUNNING}' | head -1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_an_interrupt_ends_a_command_at_once() -> None:
+    script = Path(sys.executable).parent / "memorywalker"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([script, "record", "check", "-"], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        process.stdin.write(" " * 1_000_000)  # more than a pipe holds: once it is written, the command is reading
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=60)
+    assert (process.returncode, out, error.strip()) == (130, "", "Interrupted")
 
 
 def test_an_empty_name_is_not_this_folder() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from slime_plugin.config.frozen import Frozen
+from slime_plugin.config.objective import Objective
 
 Packing = Literal["trie", "replicated", "union"]
 PACKINGS: tuple[str, ...] = get_args(Packing)
@@ -49,6 +50,20 @@ class Sdcc(Frozen):
     """Self-distillation for conditioning consistency: naive_compressed plus a KL at the diverging leaves."""
 
     type: Literal["sdcc"] = "sdcc"
+    weight: float = Field(default=0.1, ge=0)
+    """Coefficient of the KL after warm-up; 0 is exactly naive_compressed."""
+    warmup: float = Field(default=0.2, ge=0, le=1)
+    """Share of the update steps over which the weight ramps up from 0."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Compare only the teacher's k most likely tokens and one bucket for the rest. The whole vocabulary if not set."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Take the teacher from a moving average of the weights with this decay. The current weights if not set."""
+    kl_limit: float = Field(default=10.0, gt=0)
+    """Mean KL per leaf, in nats, above which a step counts as diverged."""
+    entropy_gap_limit: float = Field(default=5.0, gt=0)
+    """Mean distance of student and teacher entropy, in nats, above which a step counts as diverged."""
+    patience: int = Field(default=3, ge=1)
+    """Diverged steps in a row after which the KL is switched off for the rest of the run."""
 
 
 Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc, Field(discriminator="type")]
@@ -62,5 +77,6 @@ class Cell(Frozen):
     """One cell of the matrix of harnesses and methods: what one training run is configured with."""
 
     method: Method = Mask4d()
+    objective: Objective = Objective()
     std: bool = True
     """Divide advantages by the standard deviation of their group."""

@@ -1,0 +1,234 @@
+"""Tree attention on CUDA: one flash-attn varlen call, in which each segment brings its path from the root as keys.
+
+The varlen kernels align causality to the end of the keys (bottom right), so queries of a segment with more keys than
+queries see all ancestors and their own segment up to themselves: exactly the path. Where segments have no ancestors
+(packed plain sequences) nothing is gathered and the call is the stock one.
+
+Only the ungathered query, key and value are kept for backward; keys are gathered again there, and their gradients are
+summed in float32, because a trunk token gets a share from every branch below it.
+
+FlashAttention 3 is used on compute capability 9, FlashAttention 2 elsewhere. Signatures: flash-attn 2.7 to 2.8
+(``_flash_attn_varlen_forward``) and the ``flash_attn_interface`` of FlashAttention 3, both called by keyword.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slime_plugin.errors import ConfigError
+from slime_plugin.megatron.plan import TreePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Varlen:
+    """What a varlen kernel needs to know besides the tensors."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenKernel:
+    """A varlen attention with bottom-right causality, below autograd."""
+
+    forward: Callable[[Tensor, Tensor, Tensor, Varlen, float], tuple[Tensor, Tensor]]
+    """(query, key, value, varlen, scale) -> (output, log-sum-exp in the kernel's own layout)"""
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Varlen, float], tuple[Tensor, Tensor, Tensor]]
+    """(grad_output, query, key, value, output, log-sum-exp, varlen, scale) -> gradients of query, key, value"""
+
+
+def attend_flash(query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scale: float) -> Tensor:
+    return attend_varlen(query, key, value, plan, scale, flash_kernel())
+
+
+def attend_varlen(
+    query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scale: float, kernel: VarlenKernel
+) -> Tensor:
+    """Tree attention with any varlen kernel."""
+    out: Tensor = _GatheredAttention.apply(  # type: ignore[no-untyped-call]  # torch's
+        query, key, value, _varlen(plan, query.device), _gather_index(plan, query.device), scale, kernel
+    )
+    return out
+
+
+class _GatheredAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        varlen: Varlen,
+        index: Tensor | None,
+        scale: float,
+        kernel: VarlenKernel,
+    ) -> Tensor:
+        out, lse = kernel.forward(query, _gather(key, index), _gather(value, index), varlen, scale)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.varlen, ctx.index, ctx.scale, ctx.kernel = varlen, index, scale, kernel
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, lse = ctx.saved_tensors
+        gathered_key, gathered_value = _gather(key, ctx.index), _gather(value, ctx.index)
+        grad_query, grad_key, grad_value = ctx.kernel.backward(
+            grad_out, query, gathered_key, gathered_value, out, lse, ctx.varlen, ctx.scale
+        )
+        return (
+            grad_query,
+            _scatter_add(grad_key, ctx.index, key),
+            _scatter_add(grad_value, ctx.index, value),
+            *(None for _ in range(4)),
+        )
+
+
+def _gather(rows: Tensor, index: Tensor | None) -> Tensor:
+    return rows if index is None else rows.index_select(0, index)
+
+
+def _scatter_add(gathered: Tensor, index: Tensor | None, like: Tensor) -> Tensor:
+    if index is None:
+        return gathered
+    exact = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
+    total = torch.zeros(like.shape, dtype=exact, device=like.device)
+    return total.index_add_(0, index, gathered.to(exact)).to(like.dtype)
+
+
+def _varlen(plan: TreePlan, device: torch.device) -> Varlen:
+    """The plan on the device; kept with the plan, because every layer asks for it."""
+    kept: dict[torch.device, Varlen] = plan.__dict__.setdefault("_varlen", {})
+    if device not in kept:
+        queries, keys = plan.query_bounds, plan.key_bounds
+        kept[device] = Varlen(
+            cu_seqlens_q=torch.from_numpy(queries).to(device),
+            cu_seqlens_k=torch.from_numpy(keys).to(device),
+            max_seqlen_q=int(np.diff(queries).max()),
+            max_seqlen_k=int(np.diff(keys).max()),
+        )
+    return kept[device]
+
+
+def _gather_index(plan: TreePlan, device: torch.device) -> Tensor | None:
+    if not plan.gathers:
+        return None
+    kept: dict[torch.device, Tensor] = plan.__dict__.setdefault("_gather_index", {})
+    if device not in kept:
+        kept[device] = torch.from_numpy(plan.key_index).to(device)
+    return kept[device]
+
+
+@cache
+def flash_kernel() -> VarlenKernel:
+    """FlashAttention 3 where it is installed and the GPU has it, else 2."""
+    if torch.cuda.get_device_capability()[0] == 9:
+        try:
+            return _flash_attention_3(importlib.import_module("flash_attn_interface"))
+        except ImportError:
+            pass  # FlashAttention 2 runs on Hopper too, at about half the speed
+    try:
+        return _flash_attention_2(importlib.import_module("flash_attn.flash_attn_interface"))
+    except ImportError as error:
+        raise ConfigError(
+            "attention backend flash needs flash-attn 2.7 or newer; pip install 'memorywalker[cuda]' or use flex"
+        ) from error
+
+
+def _flash_attention_2(library: Any) -> VarlenKernel:
+    def forward(q: Tensor, k: Tensor, v: Tensor, varlen: Varlen, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse, _, _ = library._flash_attn_varlen_forward(
+            q=q,
+            k=k,
+            v=v,
+            cu_seqlens_q=varlen.cu_seqlens_q,
+            cu_seqlens_k=varlen.cu_seqlens_k,
+            max_seqlen_q=varlen.max_seqlen_q,
+            max_seqlen_k=varlen.max_seqlen_k,
+            dropout_p=0.0,
+            softmax_scale=scale,
+            causal=True,
+        )
+        return out, lse
+
+    def backward(
+        grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, varlen: Varlen, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        library._flash_attn_varlen_backward(
+            dout=grad_out,
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            softmax_lse=lse,
+            dq=grads[0],
+            dk=grads[1],
+            dv=grads[2],
+            cu_seqlens_q=varlen.cu_seqlens_q,
+            cu_seqlens_k=varlen.cu_seqlens_k,
+            max_seqlen_q=varlen.max_seqlen_q,
+            max_seqlen_k=varlen.max_seqlen_k,
+            dropout_p=0.0,
+            softmax_scale=scale,
+            causal=True,
+            window_size_left=-1,
+            window_size_right=-1,
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return grads
+
+    return VarlenKernel(forward, backward)
+
+
+def _flash_attention_3(library: Any) -> VarlenKernel:
+    def forward(q: Tensor, k: Tensor, v: Tensor, varlen: Varlen, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = library._flash_attn_forward(
+            q=q,
+            k=k,
+            v=v,
+            cu_seqlens_q=varlen.cu_seqlens_q,
+            cu_seqlens_k=varlen.cu_seqlens_k,
+            max_seqlen_q=varlen.max_seqlen_q,
+            max_seqlen_k=varlen.max_seqlen_k,
+            softmax_scale=scale,
+            causal=True,
+        )
+        return out, lse
+
+    def backward(
+        grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, varlen: Varlen, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        library._flash_attn_backward(
+            dout=grad_out,
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            softmax_lse=lse,
+            cu_seqlens_q=varlen.cu_seqlens_q,
+            cu_seqlens_k=varlen.cu_seqlens_k,
+            max_seqlen_q=varlen.max_seqlen_q,
+            max_seqlen_k=varlen.max_seqlen_k,
+            dq=grads[0],
+            dk=grads[1],
+            dv=grads[2],
+            softmax_scale=scale,
+            is_causal=True,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return grads
+
+    return VarlenKernel(forward, backward)

@@ -1,0 +1,117 @@
+"""The loss of one update step on one micro-batch: everything the last stage does with its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slime_plugin.config.objective import Objective
+from slime_plugin.megatron.batch import MicroBatch
+from slime_plugin.megatron.diagnostics import drift_sums, leaf_sums
+from slime_plugin.megatron.objective import Targets, leaf_loss, policy_loss
+from slime_plugin.megatron.step import Predictions
+from slime_plugin.megatron.teacher import TeacherStates
+from slime_plugin.megatron.vocabulary import Divergence, Shard, forward_kl, token_statistics
+from slime_plugin.methods import Credit
+from slime_plugin.record.arrays import IntArray
+
+
+class TokenTable:
+    """A number for every tape token of every rollout in a batch, whatever rows and micro-batches they are in."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._starts = np.cumsum(lengths) - lengths
+        self._values: NDArray[np.float64] = np.full(sum(lengths), np.nan)
+
+    def put(self, batch: MicroBatch, values: Tensor) -> None:
+        """[M] one for each predicted token."""
+        self._values[self._starts[batch.rollout] + batch.tape] = values.cpu().double().numpy()
+
+    def get(self, batch: MicroBatch, share: slice) -> NDArray[np.float64]:
+        """[m] for a share of the predicted tokens."""
+        values: NDArray[np.float64] = self._values[self._starts[batch.rollout[share]] + batch.tape[share]]
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """SDCC's part of an update step. Without it, or with weight 0, a student is trained as naive_compressed."""
+
+    weight: float
+    """Of this step: :meth:`slime_plugin.megatron.objective.SdccSchedule.weight`."""
+    teacher: TeacherStates
+    top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateLoss:
+    """Call it with predictions: a scalar to minimise, and sums with constant keys."""
+
+    objective: Objective
+    credits: Sequence[Credit]
+    """One per rollout."""
+    places: Sequence[IntArray]
+    """One per rollout: :func:`slime_plugin.megatron.diagnostics.places_of`."""
+    vocabulary: int
+    tp_group: dist.ProcessGroup
+    old: TokenTable | None = None
+    """Log-probabilities before the update; the rollout's own if not given."""
+    reference: TokenTable | None = None
+    distillation: Distillation | None = None
+
+    def __call__(self, predictions: Predictions) -> tuple[Tensor, dict[str, Tensor]]:
+        batch, share, logits = predictions.batch, predictions.share, predictions.rows
+        shard = Shard.of(self.vocabulary, logits.shape[1], self.tp_group)
+        logprobs, entropy = token_statistics(logits, predictions.targets(), shard)
+        targets = self._targets(batch, share, logprobs)
+        loss, sums = policy_loss(logprobs, entropy, targets, self.objective)
+        divergence = self._divergence(predictions, shard)
+        if divergence is not None and self.distillation is not None:
+            leaves = torch.from_numpy(self._leaves(batch, share) - share.start).to(logits.device)
+            loss = loss + self.distillation.weight * leaf_loss(divergence, targets.weight[leaves])
+        places = [self.places[r][t] for r, t in zip(batch.rollout[share], batch.tape[share], strict=True)]
+        drift = drift_sums(
+            logprobs,
+            _tensor(batch.rollout_logprobs[share], logprobs),
+            torch.tensor(places, dtype=torch.long, device=logprobs.device),
+        )
+        return loss, {"loss": loss.detach(), **sums, **drift, **leaf_sums(divergence)}
+
+    def _targets(self, batch: MicroBatch, share: slice, like: Tensor) -> Targets:
+        rollout = batch.rollout[share]
+        advantage = np.array([credit.advantage for credit in self.credits])[rollout]
+        weight = np.array([credit.token_weight for credit in self.credits])[rollout]
+        old = batch.rollout_logprobs[share] if self.old is None else self.old.get(batch, share)
+        reference = None if self.reference is None else _tensor(self.reference.get(batch, share), like)
+        return Targets(_tensor(advantage, like), _tensor(weight, like), _tensor(old, like), reference)
+
+    def _divergence(self, predictions: Predictions, shard: Shard) -> Divergence | None:
+        """At the leaves of this share; None where there is nothing to distil."""
+        distillation, batch = self.distillation, predictions.batch
+        leaves = self._leaves(batch, predictions.share)
+        if distillation is None or distillation.weight == 0 or not leaves.size:
+            return None
+        rows = torch.from_numpy(leaves - predictions.share.start).to(predictions.rows.device)
+        return forward_kl(
+            predictions.rows[rows],
+            distillation.teacher.of(batch, leaves),
+            distillation.teacher.weight,
+            shard,
+            top_k=distillation.top_k,
+        )
+
+    @staticmethod
+    def _leaves(batch: MicroBatch, share: slice) -> IntArray:
+        """Those leaves of the micro-batch that are in the share, as indices of the predicted tokens."""
+        leaves: IntArray = batch.leaves[(batch.leaves >= share.start) & (batch.leaves < share.stop)]
+        return leaves
+
+
+def _tensor(values: NDArray[np.floating], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.float64)).to(like)

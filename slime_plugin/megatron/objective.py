@@ -1,0 +1,111 @@
+"""What is minimised: a clipped policy gradient, a KL to the reference, an entropy bonus, and SDCC's KL at its leaves.
+
+Every trained token has a weight, which is its share of the batch: one over the number of rollouts, over the number of
+trained tokens of its rollout. The loss of a batch is the weighted sum over all its tokens, so it does not matter how
+they are spread over rows, micro-batches and ranks. A diverging leaf weighs as much as any other token of its rollout.
+Legend: M trained tokens, D diverging leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slime_plugin.config.method import Sdcc
+from slime_plugin.config.objective import Objective
+from slime_plugin.errors import ConfigError
+from slime_plugin.megatron.vocabulary import Divergence
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the trained tokens of a micro-batch are scored against, each [M]."""
+
+    advantage: Tensor
+    weight: Tensor
+    old_logprobs: Tensor
+    """Under the weights that the policy had when the batch was started."""
+    reference_logprobs: Tensor | None = None
+    """Under the reference model; needed if the objective has a KL."""
+
+
+def policy_loss(
+    logprobs: Tensor, entropy: Tensor, targets: Targets, objective: Objective
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of a micro-batch and its parts, all weighted sums: they add up over micro-batches and ranks."""
+    ratio = (logprobs - targets.old_logprobs).exp()
+    clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
+    surrogate = -torch.minimum(ratio * targets.advantage, clipped * targets.advantage)
+    parts = {
+        "policy": surrogate,
+        "entropy": entropy,
+        "reference_kl": torch.zeros_like(logprobs),
+        "clipped": (ratio * targets.advantage > clipped * targets.advantage).to(logprobs.dtype),
+        "ratio": ratio,
+    }
+    total = surrogate
+    if objective.entropy:
+        total = total - objective.entropy * entropy
+    if objective.kl:
+        if targets.reference_logprobs is None:
+            raise ConfigError(
+                f"objective.kl is {objective.kl:g} but there are no reference log-probabilities; score them or set it 0"
+            )
+        parts["reference_kl"] = low_variance_kl(logprobs, targets.reference_logprobs)
+        total = total + objective.kl * parts["reference_kl"]
+    sums = {name: (targets.weight * part.detach()).sum() for name, part in parts.items()}
+    return (targets.weight * total).sum(), sums
+
+
+def low_variance_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """[M] an estimate of KL(policy || reference) that is never negative: ``exp(x) - x - 1``, x = reference - policy."""
+    gap = reference - logprobs
+    return gap.expm1() - gap
+
+
+def leaf_loss(divergence: Divergence, weight: Tensor) -> Tensor:
+    """The KL of the leaves with the weights [D] of their tokens; to be scaled with :meth:`SdccSchedule.weight`."""
+    return (weight * divergence.kl).sum()
+
+
+@dataclass(slots=True)
+class SdccSchedule:
+    """How much SDCC's KL counts at each update step. It ramps up linearly, and it can be switched off, once for all.
+
+    The guard rails: a step has diverged if its mean KL per leaf or the mean distance between the entropies of teacher
+    and student is over its limit or is not a number. ``patience`` such steps in a row switch the KL off; what remains
+    is naive_compressed, and ``why_off`` says why.
+    """
+
+    config: Sdcc
+    steps: int
+    """Update steps of the whole run."""
+    why_off: str | None = None
+    diverged: int = field(default=0)
+    """Diverged steps in a row, so far."""
+
+    def weight(self, step: int) -> float:
+        """The coefficient at update step ``step``, counted from 0. 0 means: no teacher pass, no KL, no difference."""
+        if self.why_off is not None:
+            return 0.0
+        ramp = self.config.warmup * self.steps
+        return self.config.weight * (min(1.0, step / ramp) if ramp else 1.0)
+
+    def observe(self, leaves: float, kl: float, entropy_gap: float) -> None:
+        """Sums over all leaves of a step, on all ranks: their number, KL, and |student entropy - teacher entropy|."""
+        if not leaves:
+            return
+        found = {
+            "mean KL per leaf": (kl / leaves, self.config.kl_limit),
+            "mean entropy gap": (entropy_gap / leaves, self.config.entropy_gap_limit),
+        }
+        over = [
+            f"{name} {value:.3g} over the limit {limit:g}"
+            for name, (value, limit) in found.items()
+            if not value <= limit
+        ]
+        self.diverged = self.diverged + 1 if over else 0
+        if self.diverged >= self.config.patience and self.why_off is None:
+            self.why_off = f"{' and '.join(over)} in {self.diverged} steps in a row"

@@ -1,0 +1,50 @@
+"""Combinations that would train something else than what was asked for, refused before any work."""
+
+from __future__ import annotations
+
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime_plugin.errors import ConfigError
+
+
+def check_model(config: TransformerConfig, groups: ProcessGroupCollection) -> None:
+    """What no tree can be trained with."""
+    for name in ("hidden_dropout", "attention_dropout"):
+        rate = getattr(config, name)
+        if rate > 0:
+            raise ConfigError(
+                f"{name} is {rate}: a token that stands on several branches would be dropped on some of them, and "
+                f"log-probabilities would not be those of the rollout; set {name}=0"
+            )
+    if config.mtp_num_layers:
+        raise ConfigError(
+            f"mtp_num_layers is {config.mtp_num_layers}: multi-token prediction shifts labels along the row, which is "
+            "not a path of the tree; train without it"
+        )
+    if config.multi_latent_attention:
+        raise ConfigError("multi_latent_attention is not supported by tree attention; use method logittree")
+    variant = getattr(config, "experimental_attention_variant", None)
+    if variant is not None or config.window_size is not None:
+        what = f"{variant} attention" if variant is not None else f"a sliding window of {config.window_size}"
+        raise ConfigError(
+            f"{what} does not read exactly the path of a token, so a packed tree is not exact; use method logittree "
+            "with the model's own provider"
+        )
+    _divides("num_attention_heads", config.num_attention_heads, "tensor-parallel", groups.tp.size())
+    _divides("num_query_groups", config.num_query_groups, "tensor-parallel", groups.tp.size())
+    _divides("num_layers", config.num_layers, "pipeline-parallel", groups.pp.size())
+
+
+def check_context_layout(context_parallel: int, contiguous: bool) -> None:
+    """Context parallelism splits a tree into contiguous windows; the zigzag of stock Megatron reorders it."""
+    if context_parallel > 1 and not contiguous:
+        raise ConfigError(
+            f"context parallelism over {context_parallel} ranks in zigzag order would give tokens the neighbours of "
+            "another window; use the contiguous layout (slime: --allgather-cp)"
+        )
+
+
+def _divides(what: str, number: int, ranks: str, size: int) -> None:
+    if number % size:
+        raise ConfigError(f"{what} is {number}, which {size} {ranks} ranks do not divide; choose a divisor of {number}")

@@ -1,0 +1,95 @@
+"""SDCC's teacher: the policy itself, without gradient, on the contexts the diverging leaves were really sampled in.
+
+One forward-only pass over the teacher rows of all rollouts, before the update step and so with exactly its weights, on
+the same pipeline schedule. What is kept of it is the last hidden state in front of each leaf, [D, h], on the last
+stage; the loss forms logits from those one chunk at a time. Where nothing diverges there is no pass at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor
+
+from slime_plugin.megatron.batch import MicroBatch, pack_within, teacher_items
+from slime_plugin.megatron.model import output_weight
+from slime_plugin.megatron.parallel import is_last_stage
+from slime_plugin.megatron.step import Predictions, run
+from slime_plugin.methods import Layout
+from slime_plugin.record.arrays import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherStates:
+    """Last hidden states in front of the leaves of a batch, on the last stage."""
+
+    hidden: Tensor
+    """[D, h] over all rollouts, in their order."""
+    weight: Tensor
+    """[V/tp, h] the output weight that turns them into logits."""
+    first: IntArray
+    """[rollouts] where the leaves of a rollout begin."""
+
+    def of(self, batch: MicroBatch, leaves: IntArray) -> Tensor:
+        """[d, h] for some of the leaves of a student micro-batch, which holds all leaves of a rollout or none."""
+        rollout = batch.rollout[batch.leaves]
+        turn = np.arange(len(rollout)) - np.searchsorted(rollout, rollout)  # [D] which leaf of its rollout
+        chosen = (self.first[rollout] + turn)[np.searchsorted(batch.leaves, leaves)]
+        return self.hidden[torch.from_numpy(chosen).to(self.hidden.device)]
+
+
+def run_teacher(
+    models: Sequence[torch.nn.Module],
+    layouts: Sequence[Layout],
+    groups: ProcessGroupCollection,
+    *,
+    budget: int,
+    multiple: int,
+) -> TeacherStates | None:
+    """None where no leaf of any rollout diverges, and on all stages but the last."""
+    items = teacher_items(layouts)
+    if not items:
+        return None
+    counts = [sum(len(teacher.teacher) for teacher in layout.teachers) for layout in layouts]
+
+    def keep(predictions: Predictions) -> tuple[Tensor, Tensor]:
+        return predictions.rows.new_zeros(()), predictions.rows.clone()
+
+    with torch.no_grad():
+        parts = run(models, pack_within(items, budget, multiple), keep, groups, forward_only=True, project=False)
+    if not is_last_stage(groups):
+        return None
+    first = (np.cumsum(counts) - counts).astype(np.int32)
+    return TeacherStates(torch.cat(parts), output_weight(models[-1]).detach(), first)
+
+
+class MovingAverage:
+    """A second set of weights that follows the first, for a teacher that changes more slowly than the student."""
+
+    def __init__(self, models: Sequence[torch.nn.Module], decay: float) -> None:
+        self.decay = decay
+        self._parameters = [parameter for model in models for parameter in model.parameters()]
+        self._average = [parameter.detach().clone() for parameter in self._parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After each update step."""
+        for average, parameter in zip(self._average, self._parameters, strict=True):
+            average.lerp_(parameter, 1.0 - self.decay)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within it the models compute with the average."""
+        current = [parameter.data for parameter in self._parameters]
+        try:
+            for parameter, average in zip(self._parameters, self._average, strict=True):
+                parameter.data = average
+            yield
+        finally:
+            for parameter, data in zip(self._parameters, current, strict=True):
+                parameter.data = data

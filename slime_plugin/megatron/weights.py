@@ -1,0 +1,240 @@
+"""Hugging Face Qwen3 checkpoints into and out of the sharded model, for any tensor and pipeline parallelism.
+
+Megatron fuses matrices that read the same input and splits them over the tensor-parallel group. Each entry below says
+how one Megatron parameter is cut out of the full Hugging Face matrices, and how the cuts of all ranks are put together
+again. Legend: tp ranks, h hidden size, V vocabulary, f feed-forward size, d head size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slime_plugin.errors import ConfigError
+from slime_plugin.megatron.architecture import Architecture
+from slime_plugin.megatron.model import unwrapped
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One Megatron parameter and the Hugging Face tensors it is made of."""
+
+    parameter: torch.nn.Parameter
+    names: tuple[str, ...]
+    cut: Callable[[Sequence[Tensor], int, int], Tensor]
+    """(full tensors, tensor-parallel rank, tp) -> this rank's parameter"""
+    join: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+    """The parameters of all tensor-parallel ranks -> full tensors"""
+
+
+def slots_of(models: Sequence[torch.nn.Module], architecture: Architecture) -> Iterator[Slot]:
+    """Every parameter this rank holds, except a tied output layer, which is the embedding again."""
+    for model in models:
+        for name, parameter in model.named_parameters():
+            name = name.removeprefix("module.")
+            if name == "output_layer.weight" and architecture.tied:
+                continue
+            yield _slot(model, name, parameter, architecture)
+
+
+def load_weights(
+    models: Sequence[torch.nn.Module], architecture: Architecture, folder: Path, groups: ProcessGroupCollection
+) -> None:
+    """Fill the model from safetensors files. Each rank reads the tensors of its own layers and keeps its part."""
+    files = _tensor_files(folder)
+    tp, rank = groups.tp.size(), groups.tp.rank()
+    with torch.no_grad():
+        for slot in slots_of(models, architecture):
+            full = [_read(files, name, folder) for name in slot.names]
+            part = slot.cut(full, rank, tp)
+            if part.shape != slot.parameter.shape:
+                raise ConfigError(
+                    f"{folder}: {' + '.join(slot.names)} gives {tuple(part.shape)} for a parameter of "
+                    f"{tuple(slot.parameter.shape)}; config.json and the weights disagree"
+                )
+            slot.parameter.copy_(part)
+        if architecture.tied:
+            _fill_tied_output(models, architecture, files, folder, tp, rank)
+
+
+def save_weights(
+    models: Sequence[torch.nn.Module], architecture: Architecture, folder: Path, groups: ProcessGroupCollection
+) -> None:
+    """Write the model as safetensors, one file per pipeline stage, with the index that ties them together.
+
+    Collective over the tensor- and pipeline-parallel groups of the first replica; other replicas return at once. The
+    index is written last: a folder with an index is whole.
+    """
+    if groups.dp_cp.rank() != 0:
+        return
+    tensors = {
+        name: tensor.contiguous().cpu()
+        for name, tensor in gather_tensors(models, architecture, groups, lambda p: p.detach()).items()
+    }
+    stage, stages = groups.pp.rank(), groups.pp.size()
+    file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors" if stages > 1 else _SINGLE
+    if groups.tp.rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    held: list[dict[str, str]] = [{} for _ in range(stages)]
+    dist.all_gather_object(held, dict.fromkeys(tensors, file), group=groups.pp)
+    if groups.tp.rank() == 0 and stage == 0 and stages > 1:
+        index = {"metadata": {}, "weight_map": {name: where for part in held for name, where in part.items()}}
+        (folder / _INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def gather_tensors(
+    models: Sequence[torch.nn.Module],
+    architecture: Architecture,
+    groups: ProcessGroupCollection,
+    value: Callable[[torch.nn.Parameter], Tensor],
+) -> dict[str, Tensor]:
+    """This stage's tensors by their Hugging Face names, whole, on every tensor-parallel rank.
+
+    ``value`` chooses what of a parameter is gathered: itself, its gradient, its moving average.
+    """
+    whole: dict[str, Tensor] = {}
+    for slot in slots_of(models, architecture):
+        mine = value(slot.parameter).contiguous()
+        parts = [torch.empty_like(mine) for _ in range(groups.tp.size())]
+        dist.all_gather(parts, mine, group=groups.tp)
+        whole.update(zip(slot.names, slot.join(parts), strict=True))
+    return whole
+
+
+def _slot(model: torch.nn.Module, name: str, parameter: torch.nn.Parameter, shape: Architecture) -> Slot:
+    if name == "embedding.word_embeddings.weight":
+        return _vocabulary_slot(parameter, "model.embed_tokens.weight", shape)
+    if name == "output_layer.weight":
+        return _vocabulary_slot(parameter, "lm_head.weight", shape)
+    if name.startswith("decoder.final_layernorm."):
+        return _copied_slot(parameter, "model.norm.weight")
+    _, _, place, rest = name.split(".", 3)  # decoder.layers.<place>.<rest>
+    number = unwrapped(model).decoder.layers[int(place)].layer_number - 1  # Megatron counts over all stages, from 1
+    prefix = f"model.layers.{number}"
+    if rest in _COPIED:
+        return _copied_slot(parameter, f"{prefix}.{_COPIED[rest]}")
+    if rest in _SPLIT_INPUT:
+        return Slot(
+            parameter,
+            (f"{prefix}.{_SPLIT_INPUT[rest]}",),
+            lambda full, rank, tp: full[0].chunk(tp, dim=1)[rank],
+            lambda parts: (torch.cat(list(parts), dim=1),),
+        )
+    if rest == "mlp.linear_fc1.weight":
+        names = f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"
+        return Slot(parameter, names, _cut_side_by_side, _join_side_by_side)
+    if rest == "self_attention.linear_qkv.weight":
+        names3 = tuple(f"{prefix}.self_attn.{x}_proj.weight" for x in "qkv")
+        return Slot(parameter, names3, lambda full, rank, tp: _cut_qkv(full, rank, tp, shape), _qkv_joiner(shape))
+    raise ConfigError(f"parameter {name} has no place in a Hugging Face Qwen3 checkpoint")
+
+
+# The names of the norms depend on whether Transformer Engine fuses them into the linear layer that follows.
+_COPIED = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+}
+_SPLIT_INPUT = {
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+}
+
+
+def _copied_slot(parameter: torch.nn.Parameter, name: str) -> Slot:
+    return Slot(parameter, (name,), lambda full, rank, tp: full[0], lambda parts: (parts[0],))
+
+
+def _vocabulary_slot(parameter: torch.nn.Parameter, name: str, shape: Architecture) -> Slot:
+    """[V, h] padded with zero rows and split by rows."""
+
+    def cut(full: Sequence[Tensor], rank: int, tp: int) -> Tensor:
+        rows = shape.padded_vocabulary(tp) // tp
+        part = full[0][rank * rows : (rank + 1) * rows]
+        return torch.cat((part, part.new_zeros(rows - len(part), part.shape[1])))
+
+    return Slot(parameter, (name,), cut, lambda parts: (torch.cat(list(parts))[: shape.vocabulary],))
+
+
+def _cut_side_by_side(full: Sequence[Tensor], rank: int, tp: int) -> Tensor:
+    """Gate [f, h] and up [f, h]: each rank has its rows of both, gate first."""
+    return torch.cat([matrix.chunk(tp)[rank] for matrix in full])
+
+
+def _join_side_by_side(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    halves = [part.chunk(2) for part in parts]
+    return tuple(torch.cat([half[i] for half in halves]) for i in range(2))
+
+
+def _cut_qkv(full: Sequence[Tensor], rank: int, tp: int, shape: Architecture) -> Tensor:
+    """Megatron keeps, for each key-value head in turn, its query heads, the key head and the value head together."""
+    by_group = [matrix.view(shape.groups, -1, shape.hidden) for matrix in full]  # [groups, rows, h]
+    return torch.cat(by_group, dim=1).chunk(tp)[rank].reshape(-1, shape.hidden)
+
+
+def _qkv_joiner(shape: Architecture) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        sizes = [shape.heads // shape.groups * shape.head_size, shape.head_size, shape.head_size]
+        by_group = torch.cat([part.view(-1, sum(sizes), shape.hidden) for part in parts])
+        return tuple(matrix.reshape(-1, shape.hidden) for matrix in torch.split(by_group, sizes, dim=1))
+
+    return join
+
+
+def _fill_tied_output(
+    models: Sequence[torch.nn.Module],
+    architecture: Architecture,
+    files: Mapping[str, Path],
+    folder: Path,
+    tp: int,
+    rank: int,
+) -> None:
+    """The last stage keeps its own copy of the tied matrix when the first stage is another rank."""
+    for model in models:
+        output = dict(model.named_parameters()).get("output_layer.weight")
+        if output is not None:
+            slot = _vocabulary_slot(output, "model.embed_tokens.weight", architecture)
+            output.copy_(slot.cut([_read(files, slot.names[0], folder)], rank, tp))
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Which file holds which tensor."""
+    index = folder / _INDEX
+    if index.exists():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: folder / file for name, file in weight_map.items()}
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{index}: not an index of safetensors files ({error})") from error
+    single = folder / _SINGLE
+    if not single.exists():
+        raise ConfigError(f"{folder}: neither {_SINGLE} nor {_INDEX}; weights have to be in safetensors form")
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def _read(files: Mapping[str, Path], name: str, folder: Path) -> Tensor:
+    if name not in files:
+        raise ConfigError(f"{folder}: no tensor {name}; config.json asks for it")
+    try:
+        with safe_open(files[name], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{files[name]}: cannot be read ({error}); copy it again") from error
+    return tensor

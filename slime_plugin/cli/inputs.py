@@ -1,15 +1,18 @@
-"""From the files a user names to the records a command works on."""
+"""What a user names: files and the records in them, a method, a model and how to split it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from slime_plugin.cli.output import with_progress
+from slime_plugin.config.frozen import load_config, parse_config
+from slime_plugin.config.method import PACKINGS, Cell, Method
 from slime_plugin.errors import MemoryWalkerError, printable
+from slime_plugin.methods import METHODS
 from slime_plugin.record import Entry, Record, read_entries
 
 
@@ -30,6 +33,45 @@ FILE = click.argument("file", type=RecordPath())
 RECORD = click.option(
     "--record", "wanted", metavar="ID|NUMBER", help="Which record, if the file holds several; -1 is the last."
 )
+
+
+def METHOD(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802  # reads like the decorators above
+    """The options that choose a method; :func:`chosen_method` takes their values."""
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--config", type=path, help="Take the method from a configuration file instead."),
+        click.option("--budget", type=click.IntRange(min=1), help="Most tokens per row; mask4d splits a larger trie."),
+        click.option("--packing", type=click.Choice(PACKINGS), help="How mask4d packs branches.  [default: trie]"),
+        click.option("--method", "name", type=click.Choice(list(METHODS)), help="How to lay records out."),
+    ):
+        command = option(command)
+    return command
+
+
+def MODEL(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802  # reads like the decorators above
+    """The options that choose a model, how it is split over processes, and how it computes."""
+    count = click.IntRange(min=1)
+    for option in (
+        click.option("--batch-tokens", type=count, default=8192, show_default=True, help="Tokens per micro-batch."),
+        click.option(
+            "--dtype",
+            type=click.Choice(["float32", "float64", "bfloat16"]),
+            help="What to compute in.  [default: float32 on a CPU, bfloat16 on a GPU]",
+        ),
+        click.option("--sp", is_flag=True, help="Sequence parallelism, within the tensor-parallel ranks."),
+        click.option("--cp", type=count, default=1, show_default=True, help="Context-parallel ranks."),
+        click.option("--pp", type=count, default=1, show_default=True, help="Pipeline stages."),
+        click.option("--tp", type=count, default=1, show_default=True, help="Tensor-parallel ranks."),
+        click.option(
+            "--model",
+            type=click.Path(path_type=Path),
+            required=True,
+            metavar="HF_DIR",
+            help="Folder of a Hugging Face Qwen3 checkpoint.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def choose_record(path: Path, wanted: str | None) -> Record:
@@ -74,3 +116,18 @@ def sound_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record
         problems.extend(entry.problems)
         if entry.record is not None:
             yield entry.record
+
+
+def chosen_method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> Method:
+    """From the values of the options of :func:`METHOD`."""
+    if (name is None) == (config is None):
+        raise click.UsageError("give either --method or --config")
+    if config is not None:
+        if packing or budget:
+            raise click.UsageError("--packing and --budget belong to --method; set them in the configuration instead")
+        return load_config(config, Cell).method
+    settings = {"type": name, "packing": packing, "budget": budget}
+    given = {key: value for key, value in settings.items() if value is not None}
+    if name != "mask4d" and len(given) > 1:
+        raise click.UsageError(f"--packing and --budget are for --method mask4d, not {name}")
+    return parse_config({"method": given}, Cell, "command line").method

@@ -9,37 +9,24 @@ from typing import Any
 import click
 from rich.table import Table
 
-from slime_plugin.cli.inputs import FILE, RECORD, choose_record
+from slime_plugin.cli.inputs import FILE, METHOD, RECORD, choose_record, chosen_method
 from slime_plugin.cli.output import console
-from slime_plugin.config.frozen import load_config, parse_config
-from slime_plugin.config.method import PACKINGS, Cell, Method
-from slime_plugin.methods import METHODS, Layout, Row, lay_out
+from slime_plugin.methods import Layout, Row, lay_out
 from slime_plugin.record.arrays import to_json_floats
 from slime_plugin.tree import Counts, Trajectory, count
 
 
 @click.command()
 @FILE
-@click.option("--method", "name", type=click.Choice(list(METHODS)), help="How to lay the record out.")
-@click.option("--packing", type=click.Choice(PACKINGS), help="How mask4d packs branches.  [default: trie]")
-@click.option("--budget", type=click.IntRange(min=1), help="Most tokens per row; mask4d splits a larger trie.")
-@click.option("--config", type=click.Path(path_type=Path), help="Take the method from a configuration file instead.")
+@METHOD
 @RECORD
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def layout(
-    file: Path,
-    name: str | None,
-    packing: str | None,
-    budget: int | None,
-    config: Path | None,
-    wanted: str | None,
-    as_json: bool,
-) -> None:
+def layout(file: Path, wanted: str | None, as_json: bool, **method_options: Any) -> None:
     """Show what a method would train on, given a record.
 
     A row is a list of tokens, each with the index of the token it follows. Without --json, a summary.
     """
-    method = _method(name, packing, budget, config)
+    method = chosen_method(**method_options)
     trajectory = Trajectory.of(choose_record(file, wanted))
     result, counts = lay_out(trajectory, method), count(trajectory)
     if as_json:
@@ -102,20 +89,6 @@ def _trained_columns(row: Row) -> dict[str, Any]:
         columns["layer"] = row.lifetimes.layer.tolist()
         columns["rank"] = row.lifetimes.rank.tolist()
     return columns
-
-
-def _method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> Method:
-    if (name is None) == (config is None):
-        raise click.UsageError("give either --method or --config")
-    if config is not None:
-        if packing or budget:
-            raise click.UsageError("--packing and --budget belong to --method; set them in the configuration instead")
-        return load_config(config, Cell).method
-    settings = {"type": name, "packing": packing, "budget": budget}
-    given = {key: value for key, value in settings.items() if value is not None}
-    if name != "mask4d" and len(given) > 1:
-        raise click.UsageError(f"--packing and --budget are for --method mask4d, not {name}")
-    return parse_config({"method": given}, Cell, "layout").method
 
 
 def _print_summary(result: Layout, counts: Counts) -> None:

@@ -15,6 +15,8 @@ from slime_plugin.errors import MemoryWalkerError
 COMMANDS = {
     "record": ("slime_plugin.cli.record:record", "Check, draw and summarise the records of rollouts."),
     "layout": ("slime_plugin.cli.layout:layout", "Show what a method would train on, given a record."),
+    "score": ("slime_plugin.cli.score:score", "Compare the trainer's log-probabilities with those of the rollout."),
+    "probe": ("slime_plugin.cli.probe:probe", "Measure both pitfalls of naive training on a model."),
 }
 
 
@@ -42,7 +44,7 @@ def cli() -> None:
     """MemoryWalker: train agents on the contexts they really saw.
 
     Agent harnesses rewrite the context during a rollout. A record keeps what the policy saw at every step; these
-    commands read records and show what each training method makes of them.
+    commands read records, show what each training method makes of them, and measure it on a model.
     """
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from slime_plugin.config.objective import Objective
 from slime_plugin.megatron.batch import MicroBatch
 from slime_plugin.megatron.diagnostics import drift_sums, leaf_sums
-from slime_plugin.megatron.objective import Targets, leaf_loss, policy_loss
+from slime_plugin.megatron.objective import Targets, policy_loss
 from slime_plugin.megatron.step import Predictions
-from slime_plugin.megatron.teacher import TeacherStates
-from slime_plugin.megatron.vocabulary import Divergence, Shard, forward_kl, token_statistics
+from slime_plugin.megatron.teacher import TeacherStates, leaf_divergence
+from slime_plugin.megatron.vocabulary import Shard, token_statistics
 from slime_plugin.methods import Credit
 from slime_plugin.record.arrays import IntArray
 
@@ -71,10 +71,12 @@ class UpdateLoss:
         logprobs, entropy = token_statistics(logits, predictions.targets(), shard)
         targets = self._targets(batch, share, logprobs)
         loss, sums = policy_loss(logprobs, entropy, targets, self.objective)
-        divergence = self._divergence(predictions, shard)
-        if divergence is not None and self.distillation is not None:
-            leaves = torch.from_numpy(self._leaves(batch, share) - share.start).to(logits.device)
-            loss = loss + self.distillation.weight * leaf_loss(divergence, targets.weight[leaves])
+        divergence = None
+        if self.distillation is not None and self.distillation.weight:
+            divergence = leaf_divergence(predictions, self.distillation.teacher, shard, self.distillation.top_k)
+            if divergence is not None:
+                weight = targets.weight[predictions.leaf_rows()]
+                loss = loss + self.distillation.weight * (weight * divergence.kl).sum()
         places = [self.places[r][t] for r, t in zip(batch.rollout[share], batch.tape[share], strict=True)]
         drift = drift_sums(
             logprobs,
@@ -90,27 +92,6 @@ class UpdateLoss:
         old = batch.rollout_logprobs[share] if self.old is None else self.old.get(batch, share)
         reference = None if self.reference is None else _tensor(self.reference.get(batch, share), like)
         return Targets(_tensor(advantage, like), _tensor(weight, like), _tensor(old, like), reference)
-
-    def _divergence(self, predictions: Predictions, shard: Shard) -> Divergence | None:
-        """At the leaves of this share; None where there is nothing to distil."""
-        distillation, batch = self.distillation, predictions.batch
-        leaves = self._leaves(batch, predictions.share)
-        if distillation is None or distillation.weight == 0 or not leaves.size:
-            return None
-        rows = torch.from_numpy(leaves - predictions.share.start).to(predictions.rows.device)
-        return forward_kl(
-            predictions.rows[rows],
-            distillation.teacher.of(batch, leaves),
-            distillation.teacher.weight,
-            shard,
-            top_k=distillation.top_k,
-        )
-
-    @staticmethod
-    def _leaves(batch: MicroBatch, share: slice) -> IntArray:
-        """Those leaves of the micro-batch that are in the share, as indices of the predicted tokens."""
-        leaves: IntArray = batch.leaves[(batch.leaves >= share.start) & (batch.leaves < share.stop)]
-        return leaves
 
 
 def _tensor(values: NDArray[np.floating], like: Tensor) -> Tensor:

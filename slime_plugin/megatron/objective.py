@@ -16,7 +16,6 @@ from torch import Tensor
 from slime_plugin.config.method import Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.errors import ConfigError
-from slime_plugin.megatron.vocabulary import Divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,6 @@ def low_variance_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
     """[M] an estimate of KL(policy || reference) that is never negative: ``exp(x) - x - 1``, x = reference - policy."""
     gap = reference - logprobs
     return gap.expm1() - gap
-
-
-def leaf_loss(divergence: Divergence, weight: Tensor) -> Tensor:
-    """The KL of the leaves with the weights [D] of their tokens; to be scaled with :meth:`SdccSchedule.weight`."""
-    return (weight * divergence.kl).sum()
 
 
 @dataclass(slots=True)

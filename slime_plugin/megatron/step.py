@@ -26,7 +26,6 @@ from torch import Tensor
 from slime_plugin.megatron.batch import MicroBatch
 from slime_plugin.megatron.parallel import context_group
 from slime_plugin.megatron.sequence import tree_sequence, window_of
-from slime_plugin.megatron.vocabulary import Shard, token_statistics
 from slime_plugin.record.arrays import IntArray
 
 Result = TypeVar("Result")
@@ -45,6 +44,17 @@ class Predictions:
     def targets(self) -> Tensor:
         """[m] the token ids to be predicted."""
         return torch.from_numpy(self.batch.targets[self.share].astype(np.int64)).to(self.rows.device)
+
+    @property
+    def own_leaves(self) -> slice:
+        """Which of the D leaves of the micro-batch are in the share."""
+        start, stop = np.searchsorted(self.batch.leaves, (self.share.start, self.share.stop)).tolist()
+        return slice(start, stop)
+
+    def leaf_rows(self) -> Tensor:
+        """[d] their indices in ``rows``."""
+        indices = self.batch.leaves[self.own_leaves] - self.share.start
+        return torch.from_numpy(indices).to(self.rows.device)
 
 
 Consume = Callable[[Predictions], tuple[Tensor, Result]]
@@ -80,25 +90,6 @@ def run(
         pg_collection=groups,
     )
     return results
-
-
-def log_probabilities(
-    models: Sequence[torch.nn.Module], batches: Sequence[MicroBatch], groups: ProcessGroupCollection, vocabulary: int
-) -> list[Tensor]:
-    """[M] log-probabilities of the predicted tokens of each micro-batch, on the last stage; nothing on the others."""
-    cp_group = context_group(groups)
-
-    def consume(predictions: Predictions) -> tuple[Tensor, Tensor]:
-        shard = Shard.of(vocabulary, predictions.rows.shape[1], groups.tp)
-        mine, _ = token_statistics(predictions.rows, predictions.targets(), shard)
-        every = mine.new_zeros(len(predictions.batch.predicted))
-        every[predictions.share] = mine
-        if cp_group is not None:
-            dist.all_reduce(every, group=cp_group)
-        return mine.new_zeros(()), every
-
-    with torch.no_grad():
-        return run(models, batches, consume, groups, forward_only=True)
 
 
 def wrap_for_training(

@@ -20,6 +20,7 @@ from slime_plugin.megatron.batch import MicroBatch, pack_within, teacher_items
 from slime_plugin.megatron.model import output_weight
 from slime_plugin.megatron.parallel import is_last_stage
 from slime_plugin.megatron.step import Predictions, run
+from slime_plugin.megatron.vocabulary import Divergence, Shard, forward_kl
 from slime_plugin.methods import Layout
 from slime_plugin.record.arrays import IntArray
 
@@ -35,12 +36,23 @@ class TeacherStates:
     first: IntArray
     """[rollouts] where the leaves of a rollout begin."""
 
-    def of(self, batch: MicroBatch, leaves: IntArray) -> Tensor:
+    def of(self, batch: MicroBatch, leaves: slice) -> Tensor:
         """[d, h] for some of the leaves of a student micro-batch, which holds all leaves of a rollout or none."""
         rollout = batch.rollout[batch.leaves]
         turn = np.arange(len(rollout)) - np.searchsorted(rollout, rollout)  # [D] which leaf of its rollout
-        chosen = (self.first[rollout] + turn)[np.searchsorted(batch.leaves, leaves)]
+        chosen = (self.first[rollout] + turn)[leaves]
         return self.hidden[torch.from_numpy(chosen).to(self.hidden.device)]
+
+
+def leaf_divergence(
+    predictions: Predictions, teacher: TeacherStates, shard: Shard, top_k: int | None = None
+) -> Divergence | None:
+    """Teacher against student at the leaves among some predicted rows; None if there are none."""
+    rows = predictions.leaf_rows()
+    if not len(rows):
+        return None
+    states = teacher.of(predictions.batch, predictions.own_leaves)
+    return forward_kl(predictions.rows[rows], states, teacher.weight, shard, top_k=top_k)
 
 
 def run_teacher(

@@ -17,6 +17,7 @@ from slime_plugin.config.objective import Objective
 from slime_plugin.megatron.architecture import Architecture
 from slime_plugin.megatron.batch import pack_within, student_items
 from slime_plugin.megatron.diagnostics import add_sums, places_of
+from slime_plugin.megatron.launch import Report
 from slime_plugin.megatron.loss import Distillation, TokenTable, UpdateLoss
 from slime_plugin.megatron.model import TreeGPTModel, build_model
 from slime_plugin.megatron.parallel import Parallelism, is_first_stage, is_last_stage, start
@@ -55,7 +56,7 @@ class Outcome:
     teacher_ran: bool
 
 
-def update(job: Job, methods: Sequence[Method], distil: float = 1.0) -> list[Outcome]:
+def update(report: Report, job: Job, methods: Sequence[Method], distil: float = 1.0) -> list[Outcome]:
     """The loss and gradients of each method, with the same model. ``distil`` is the step's weight of SDCC's KL."""
     groups = start(job.parallel)
     architecture = Architecture.read(job.folder)

@@ -1,0 +1,111 @@
+"""Starts the ranks of one world on this machine, each a process of its own, and brings their results back.
+
+For scoring and tests. A cluster's ranks are started by slime.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+
+Result = TypeVar("Result")
+Report = Callable[[int], None]
+"""Tells whoever started the ranks that so many more units of work are done."""
+
+# The server imports torch and megatron-core once and starts no thread; every rank is forked from it.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["slime_plugin.megatron.score"])
+
+
+def run_ranks(
+    ranks: int, function: Callable[..., Result], *arguments: Any, on_progress: Report = lambda done: None
+) -> list[Result]:
+    """What ``function(report, ...)`` returned on each rank, once torch.distributed is initialised.
+
+    Progress is that of rank 0. An error on any rank ends the others and is raised here.
+    """
+    if torch.cuda.is_available() and ranks > torch.cuda.device_count():
+        raise ConfigError(f"{ranks} ranks need as many GPUs, this machine has {torch.cuda.device_count()}")
+    with TemporaryDirectory(prefix="memorywalker-") as folder:
+        workers: list[BaseProcess] = []
+        pipes: list[Connection] = []
+        try:
+            for rank in range(ranks):
+                ours, theirs = _processes.Pipe(duplex=False)
+                work = (theirs, folder, rank, ranks, function, arguments)
+                workers.append(_processes.Process(target=_rank, args=work, daemon=True))
+                workers[-1].start()
+                theirs.close()
+                pipes.append(ours)
+            return _collect(pipes, on_progress)
+        finally:
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.join()
+
+
+def _collect(pipes: list[Connection], on_progress: Report) -> list[Any]:
+    results: dict[int, Any] = {}
+    waiting = dict(zip(pipes, range(len(pipes)), strict=True))
+    while waiting:
+        for pipe in wait(list(waiting)):
+            assert isinstance(pipe, Connection)
+            rank = waiting[pipe]
+            try:
+                what, content = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                raise MemoryWalkerError(f"rank {rank} of {len(pipes)} was killed; is there enough memory?") from None
+            if what == "error":
+                raise content
+            if what == "progress" and rank == 0:
+                on_progress(content)
+            if what == "result":
+                results[rank] = content
+                del waiting[pipe]
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _rank(
+    pipe: Connection,
+    folder: str,
+    rank: int,
+    ranks: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(rank)
+        else:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        dist.init_process_group(
+            "nccl" if torch.cuda.is_available() else "gloo",
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=ranks,
+        )
+        result = function(lambda done: _send(pipe, "progress", done), *arguments)
+        dist.barrier()  # nobody leaves while another is still in a collective
+        _send(pipe, "result", result)
+    except MemoryWalkerError as error:
+        _send(pipe, "error", error)
+    except BaseException:  # noqa: BLE001  # a rank has no one else to tell
+        _send(pipe, "error", RuntimeError(f"rank {rank} of {ranks}:\n{traceback.format_exc()}"))
+
+
+def _send(pipe: Connection, what: str, content: Any) -> None:
+    """By value: the pipe's own way would lend tensors from the memory of a process that is about to end."""
+    pipe.send_bytes(pickle.dumps((what, content)))

@@ -1,0 +1,158 @@
+"""The two pitfalls of naive training, measured: the paper's Q1 table, and the distributions behind it.
+
+``delta_comp`` is what Naive-Compressed changes about a token's log-probability: log p(token | final context) less log
+p(token | the context it was sampled in), over the diverging leaves. ``delta_full`` is the same for Naive-Full, over the
+tokens that still see something there that they had lost. A context too short makes tokens less likely (predicted: below
+0), one with what was thrown away makes them more likely (predicted: above 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
+
+from slime_plugin.errors import printable
+from slime_plugin.tree import Trajectory, diverging_leaves, off_context
+
+Floats = NDArray[np.float64]
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_COLOURS = {"comp": "#b5482f", "full": "#2f6fb5"}
+_TITLES = {"comp": "Naive-Compressed: context too short", "full": "Naive-Full: context too long"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pitfalls:
+    """Differences of log-probabilities, token by token."""
+
+    comp: Floats
+    full: Floats
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, live: Floats, compressed: Floats, full: Floats) -> Pitfalls:
+        """From the log-probabilities [L] of every sampled token under each conditioning."""
+        leaves = diverging_leaves(trajectory)
+        stale = off_context(trajectory, np.arange(len(trajectory.record), dtype=np.int32))
+        return cls(compressed[leaves] - live[leaves], full[stale] - live[stale])
+
+    @classmethod
+    def together(cls, parts: list[Pitfalls]) -> Pitfalls:
+        return cls(np.concatenate([part.comp for part in parts]), np.concatenate([part.full for part in parts]))
+
+    def to_json(self) -> dict[str, dict[str, float | int | None]]:
+        return {"comp": _numbers(self.comp, below=True), "full": _numbers(self.full, below=False)}
+
+
+def pitfalls_table(harnesses: Mapping[str, Pitfalls]) -> Table:
+    """The Q1 table: number, mean and share with the predicted sign, of both differences, per harness."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    headings = ("harness", "n", "mean delta_comp", "below 0", "n", "mean delta_full", "above 0")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left")
+    for name, pitfalls in harnesses.items():
+        numbers = pitfalls.to_json()
+        comp, full = numbers["comp"], numbers["full"]
+        table.add_row(
+            Text(printable(name, 40)),
+            *(_shown(comp[key]) for key in ("n", "mean", "below 0")),
+            *(_shown(full[key]) for key in ("n", "mean", "above 0")),
+        )
+    table.add_row("predicted", "", "< 0", "-> 1", "", "> 0", "-> 1")
+    return table
+
+
+def pitfalls_plot(harnesses: Mapping[str, Pitfalls], width: int = 61) -> Table:
+    """The distributions as rows of blocks on a common axis, 0 in the middle."""
+    reach = _reach(harnesses)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for name, pitfalls in harnesses.items():
+        for label, values in (("delta_comp", pitfalls.comp), ("delta_full", pitfalls.full)):
+            table.add_row(Text(printable(name, 40)), label, _bars(values, reach, width))
+    scale = f"{-reach:.3g}".ljust(width // 2) + "0" + f"{reach:.3g} nats".rjust(width // 2)
+    table.add_row("", "", Text(scale, style="dim"))
+    return table
+
+
+def pitfalls_svg(harnesses: Mapping[str, Pitfalls], title: str) -> str:
+    """The same as a drawing: one panel per pitfall, one histogram per harness, 0 marked."""
+    reach, bins, panel, row = _reach(harnesses), 41, 380, 90
+    height = 60 + row * len(harnesses) + 40
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {150 + 2 * panel + 40} {height}" '
+        'font-family="system-ui, sans-serif" font-size="13">',
+        f'<rect width="100%" height="100%" fill="#ffffff"/><title>{escape(title)}</title>',
+    ]
+    for column, (which, heading) in enumerate(_TITLES.items()):
+        left = 150 + column * (panel + 20)
+        parts.append(f'<text x="{left + panel / 2}" y="28" text-anchor="middle" font-weight="600">{heading}</text>')
+        for i, (name, pitfalls) in enumerate(harnesses.items()):
+            top = 50 + i * row
+            values = pitfalls.comp if which == "comp" else pitfalls.full
+            parts += _panel(values, which, reach, bins, (left, top, panel, row - 16))
+            if column == 0:
+                parts.append(f'<text x="140" y="{top + 44}" text-anchor="end">{escape(printable(name, 40))}</text>')
+        base = 50 + len(harnesses) * row
+        for at, label in ((left, f"{-reach:.3g}"), (left + panel / 2, "0"), (left + panel, f"{reach:.3g} nats")):
+            parts.append(f'<text x="{at}" y="{base + 8}" text-anchor="middle" fill="#555">{label}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(values: Floats, which: str, reach: float, bins: int, box: tuple[float, float, float, float]) -> list[str]:
+    left, top, width, height = box
+    counts = _histogram(values, reach, bins)
+    tallest, step = max(1, int(counts.max())), width / bins
+    bars = [
+        f'<rect x="{left + i * step:.1f}" y="{top + height * (1 - n / tallest):.1f}" width="{step - 1:.1f}" '
+        f'height="{height * n / tallest:.1f}" fill="{_COLOURS[which]}"/>'
+        for i, n in enumerate(counts.tolist())
+        if n
+    ]
+    middle = left + width / 2
+    mean = f"mean {values.mean():+.3g}, n {values.size}" if values.size else "no such token"
+    return [
+        f'<line x1="{left}" x2="{left + width}" y1="{top + height}" y2="{top + height}" stroke="#999"/>',
+        *bars,
+        f'<line x1="{middle}" x2="{middle}" y1="{top}" y2="{top + height}" stroke="#333" stroke-dasharray="3 3"/>',
+        f'<text x="{left + 4}" y="{top + 12}" fill="#555" font-size="12">{mean}</text>',
+    ]
+
+
+def _bars(values: Floats, reach: float, width: int) -> Text:
+    counts = _histogram(values, reach, width)
+    tallest = max(1, int(counts.max()))
+    blocks = [_BLOCKS[int(np.ceil(n / tallest * 8))] for n in counts.tolist()]
+    middle = width // 2
+    blocks[middle] = "│" if blocks[middle] == " " else blocks[middle]
+    text = Text("".join(blocks))
+    text.stylize("red", 0, middle)
+    text.stylize("blue", middle + 1)
+    return text
+
+
+def _histogram(values: Floats, reach: float, bins: int) -> NDArray[np.intp]:
+    """Counts in an odd number of bins, the middle one around 0; what is further out is in the outermost."""
+    counts, _ = np.histogram(np.clip(values, -reach, reach), bins=bins, range=(-reach, reach))
+    return counts
+
+
+def _reach(harnesses: Mapping[str, Pitfalls]) -> float:
+    """Where the axis ends: the 99th percentile of all distances from 0."""
+    every = np.abs(np.concatenate([np.zeros(1), *(np.concatenate((p.comp, p.full)) for p in harnesses.values())]))
+    return float(np.quantile(every, 0.99)) or 1.0
+
+
+def _numbers(values: Floats, *, below: bool) -> dict[str, float | int | None]:
+    right = values < 0 if below else values > 0
+    mean, share = (float(values.mean()), float(right.mean())) if values.size else (None, None)
+    return {"n": int(values.size), "mean": mean, "below 0" if below else "above 0": share}
+
+
+def _shown(value: float | int | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

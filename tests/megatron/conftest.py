@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+
+# Before torch is imported, here and in the ranks: several processes share the cores, and threads that spin while they
+# wait for each other make small operations a hundred times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime_plugin.config.objective import Objective
+from tests.megatron import oracle
+from tests.megatron.jobs import Job
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A batch of rollouts, and what the long way makes of it."""
+
+    folder: Path
+    rollouts: list[oracle.Rollout]
+    references: list[np.ndarray]
+    objective: Objective
+
+    def job(self, **settings: Any) -> Job:
+        records = [rollout.record for rollout in self.rollouts]
+        return Job(self.folder, records, self.references, objective=self.objective, **settings)
+
+    def exact(self, dtype: torch.dtype) -> tuple[float, dict[str, torch.Tensor]]:
+        """Loss and gradients with every token under its own context."""
+        model = oracle.load_model(self.folder, dtype)
+        scores = [oracle.score_live(model, rollout) for rollout in self.rollouts]
+        loss = oracle.grpo(scores, self.rollouts, self.references, self.objective)
+        return loss.item(), oracle.gradients(model, loss)
+
+    def distilled(self, dtype: torch.dtype, weight: float) -> tuple[float, dict[str, torch.Tensor]]:
+        """Loss and gradients of the compressed walk with a KL to the live contexts."""
+        model = oracle.load_model(self.folder, dtype)
+        students = [oracle.score_compressed(model, rollout) for rollout in self.rollouts]
+        loss = oracle.grpo(students, self.rollouts, self.references, self.objective)
+        if weight:
+            with torch.no_grad():
+                teachers = [oracle.score_live(model, rollout) for rollout in self.rollouts]
+            loss = loss + weight * oracle.distillation(students, teachers, self.rollouts)
+        return loss.item(), oracle.gradients(model, loss)
+
+
+def make_truth(folder: Path, *, tied: bool) -> Truth:
+    oracle.make_model(folder, tied=tied)
+    rollouts = oracle.batch_of_rollouts(folder)
+    rng = np.random.default_rng(1)
+    references = [rng.normal(-3, 1, len(rollout.record)) for rollout in rollouts]
+    return Truth(folder, rollouts, references, Objective(kl=0.1, entropy=0.05))
+
+
+@pytest.fixture(scope="session")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """With an output layer that is the embedding."""
+    return make_truth(tmp_path_factory.mktemp("tied"), tied=True)
+
+
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    return make_truth(tmp_path_factory.mktemp("untied"), tied=False)

@@ -7,10 +7,12 @@ again. Legend: tp ranks, h hidden size, V vocabulary, f feed-forward size, d hea
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -225,16 +227,22 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     single = folder / _SINGLE
     if not single.exists():
         raise ConfigError(f"{folder}: neither {_SINGLE} nor {_INDEX}; weights have to be in safetensors form")
-    with safe_open(single, framework="pt") as file:
+    with _opened(single) as file:
         return dict.fromkeys(file.keys(), single)
 
 
 def _read(files: Mapping[str, Path], name: str, folder: Path) -> Tensor:
     if name not in files:
         raise ConfigError(f"{folder}: no tensor {name}; config.json asks for it")
-    try:
-        with safe_open(files[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{files[name]}: cannot be read ({error}); copy it again") from error
+    with _opened(files[name]) as file:
+        tensor: Tensor = file.get_tensor(name)
     return tensor
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); copy it again") from error

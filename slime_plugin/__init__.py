@@ -5,4 +5,4 @@ The sub-packages follow the data: ``record`` (what a rollout leaves behind), ``t
 only what lies upstream of it; ``make check`` enforces that.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

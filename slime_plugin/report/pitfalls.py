@@ -80,7 +80,7 @@ def pitfalls_plot(harnesses: Mapping[str, Pitfalls], width: int = 61) -> Table:
 
 def pitfalls_svg(harnesses: Mapping[str, Pitfalls], title: str) -> str:
     """The same as a drawing: one panel per pitfall, one histogram per harness, 0 marked."""
-    reach, bins, panel, row = _reach(harnesses), 41, 380, 90
+    reach, bins, panel, row = _reach(harnesses), 41, 380, 100
     height = 60 + row * len(harnesses) + 40
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {150 + 2 * panel + 40} {height}" '
@@ -93,12 +93,15 @@ def pitfalls_svg(harnesses: Mapping[str, Pitfalls], title: str) -> str:
         for i, (name, pitfalls) in enumerate(harnesses.items()):
             top = 50 + i * row
             values = pitfalls.comp if which == "comp" else pitfalls.full
-            parts += _panel(values, which, reach, bins, (left, top, panel, row - 16))
+            parts += _panel(values, which, reach, bins, (left, top + 20, panel, row - 30))
             if column == 0:
-                parts.append(f'<text x="140" y="{top + 44}" text-anchor="end">{escape(printable(name, 40))}</text>')
+                parts.append(
+                    f'<text x="140" y="{top + row / 2}" text-anchor="end">{escape(printable(name, 40))}</text>'
+                )
         base = 50 + len(harnesses) * row
-        for at, label in ((left, f"{-reach:.3g}"), (left + panel / 2, "0"), (left + panel, f"{reach:.3g} nats")):
-            parts.append(f'<text x="{at}" y="{base + 8}" text-anchor="middle" fill="#555">{label}</text>')
+        for at, anchor, label in ((0, "start", f"{-reach:.3g}"), (0.5, "middle", "0"), (1, "end", f"{reach:.3g} nats")):
+            x = left + at * panel
+            parts.append(f'<text x="{x}" y="{base + 8}" text-anchor="{anchor}" fill="#555">{label}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -118,7 +121,7 @@ def _panel(values: Floats, which: str, reach: float, bins: int, box: tuple[float
         f'<line x1="{left}" x2="{left + width}" y1="{top + height}" y2="{top + height}" stroke="#999"/>',
         *bars,
         f'<line x1="{middle}" x2="{middle}" y1="{top}" y2="{top + height}" stroke="#333" stroke-dasharray="3 3"/>',
-        f'<text x="{left + 4}" y="{top + 12}" fill="#555" font-size="12">{mean}</text>',
+        f'<text x="{left}" y="{top - 6}" fill="#555" font-size="12">{mean}</text>',
     ]
 
 

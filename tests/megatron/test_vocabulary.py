@@ -49,7 +49,7 @@ def plainly(top_k: int | None) -> Numbers:
 
 
 def in_parallel(report: Report, top_k: int | None, chunk: int, padding: int, dtype: torch.dtype) -> Numbers:
-    """On one rank: its rows of the weight, its columns of the logits. Gradients of hidden states are summed over ranks."""
+    """On one rank: its rows of the weight, its columns of the logits. Hidden states' gradients are summed."""
     group = dist.group.WORLD
     assert group is not None
     columns = -(-VOCABULARY // group.size()) + padding

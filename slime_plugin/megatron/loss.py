@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +20,20 @@ from slime_plugin.megatron.step import Predictions
 from slime_plugin.megatron.teacher import TeacherStates, leaf_divergence
 from slime_plugin.megatron.vocabulary import Shard, token_statistics
 from slime_plugin.methods import Credit
-from slime_plugin.record.arrays import IntArray
 
 
 class TokenTable:
     """A number for every tape token of every rollout in a batch, whatever rows and micro-batches they are in."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, columns: Sequence[NDArray[Any]]) -> None:
+        """One column [L] per rollout; NaN where there is no number yet."""
+        lengths = [len(column) for column in columns]
         self._starts = np.cumsum(lengths) - lengths
-        self._values: NDArray[np.float64] = np.full(sum(lengths), np.nan)
+        self._values: NDArray[np.float64] = np.concatenate(columns).astype(np.float64)
+
+    @classmethod
+    def empty(cls, lengths: Sequence[int]) -> TokenTable:
+        return cls([np.full(length, np.nan) for length in lengths])
 
     def put(self, batch: MicroBatch, values: Tensor) -> None:
         """[M] one for each predicted token."""
@@ -56,8 +62,8 @@ class UpdateLoss:
     objective: Objective
     credits: Sequence[Credit]
     """One per rollout."""
-    places: Sequence[IntArray]
-    """One per rollout: :func:`slime_plugin.megatron.diagnostics.places_of`."""
+    places: TokenTable
+    """Of :func:`slime_plugin.megatron.diagnostics.places_of`."""
     vocabulary: int
     tp_group: dist.ProcessGroup
     old: TokenTable | None = None
@@ -77,12 +83,8 @@ class UpdateLoss:
             if divergence is not None:
                 weight = targets.weight[predictions.leaf_rows()]
                 loss = loss + self.distillation.weight * (weight * divergence.kl).sum()
-        places = [self.places[r][t] for r, t in zip(batch.rollout[share], batch.tape[share], strict=True)]
-        drift = drift_sums(
-            logprobs,
-            _tensor(batch.rollout_logprobs[share], logprobs),
-            torch.tensor(places, dtype=torch.long, device=logprobs.device),
-        )
+        logged = _tensor(batch.rollout_logprobs[share], logprobs)
+        drift = drift_sums(logprobs, logged, _tensor(self.places.get(batch, share), logprobs).long())
         return loss, {"loss": loss.detach(), **sums, **drift, **leaf_sums(divergence)}
 
     def _targets(self, batch: MicroBatch, share: slice, like: Tensor) -> Targets:

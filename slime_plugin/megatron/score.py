@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from slime_plugin.config.method import Method
 from slime_plugin.errors import ConfigError, LayoutError
 from slime_plugin.megatron.architecture import Architecture
-from slime_plugin.megatron.batch import pack_within, student_items
+from slime_plugin.megatron.batch import pack_within, student_items, teacher_items
 from slime_plugin.megatron.diagnostics import PLACES, drift_sums, means, places_of
 from slime_plugin.megatron.evaluate import evaluate
 from slime_plugin.megatron.launch import Report, run_ranks
@@ -123,7 +123,7 @@ def _score(
     layout = lay_out(record, method)
     multiple = scorer.parallel.multiple
     batches = pack_within(student_items([layout]), scorer.budget, multiple)
-    teacher = run_teacher([model], [layout], groups, budget=scorer.budget, multiple=multiple)
+    teacher = run_teacher([model], teacher_items([layout]), groups, budget=scorer.budget, multiple=multiple)
     results = evaluate([model], batches, groups, architecture.vocabulary, teacher) if batches else []
     if not is_last_stage(groups):
         return None

@@ -8,7 +8,7 @@ stage; the loss forms logits from those one chunk at a time. Where nothing diver
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +16,11 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from slime_plugin.megatron.batch import MicroBatch, pack_within, teacher_items
+from slime_plugin.megatron.batch import Item, MicroBatch, pack_within
 from slime_plugin.megatron.model import output_weight
 from slime_plugin.megatron.parallel import is_last_stage
 from slime_plugin.megatron.step import Predictions, run
 from slime_plugin.megatron.vocabulary import Divergence, Shard, forward_kl
-from slime_plugin.methods import Layout
-from slime_plugin.record.arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +31,13 @@ class TeacherStates:
     """[D, h] over all rollouts, in their order."""
     weight: Tensor
     """[V/tp, h] the output weight that turns them into logits."""
-    first: IntArray
-    """[rollouts] where the leaves of a rollout begin."""
+    places: Mapping[int, slice]
+    """Where the leaves of each rollout are among them."""
 
     def of(self, batch: MicroBatch, leaves: slice) -> Tensor:
         """[d, h] for some of the leaves of a student micro-batch, which holds all leaves of a rollout or none."""
-        rollout = batch.rollout[batch.leaves]
-        turn = np.arange(len(rollout)) - np.searchsorted(rollout, rollout)  # [D] which leaf of its rollout
-        chosen = (self.first[rollout] + turn)[leaves]
-        return self.hidden[torch.from_numpy(chosen).to(self.hidden.device)]
+        rollouts = dict.fromkeys(batch.rollout[batch.leaves].tolist())  # a rollout has one student row
+        return torch.cat([self.hidden[self.places[rollout]] for rollout in rollouts])[leaves]
 
 
 def leaf_divergence(
@@ -57,17 +53,15 @@ def leaf_divergence(
 
 def run_teacher(
     models: Sequence[torch.nn.Module],
-    layouts: Sequence[Layout],
+    items: Sequence[Item],
     groups: ProcessGroupCollection,
     *,
     budget: int,
     multiple: int,
 ) -> TeacherStates | None:
-    """None where no leaf of any rollout diverges, and on all stages but the last."""
-    items = teacher_items(layouts)
+    """From ``batch.teacher_items``. None if there are none, and on all stages but the last."""
     if not items:
         return None
-    counts = [sum(len(teacher.teacher) for teacher in layout.teachers) for layout in layouts]
 
     def keep(predictions: Predictions) -> tuple[Tensor, Tensor]:
         return predictions.rows.new_zeros(()), predictions.rows.clone()
@@ -76,8 +70,9 @@ def run_teacher(
         parts = run(models, pack_within(items, budget, multiple), keep, groups, forward_only=True, project=False)
     if not is_last_stage(groups):
         return None
-    first = (np.cumsum(counts) - counts).astype(np.int32)
-    return TeacherStates(torch.cat(parts), output_weight(models[-1]).detach(), first)
+    ends = np.cumsum([len(item.predicted) for item in items]).tolist()
+    places = {item.rollout: slice(end - len(item.predicted), end) for item, end in zip(items, ends, strict=True)}
+    return TeacherStates(torch.cat(parts), output_weight(models[-1]).detach(), places)
 
 
 class MovingAverage:

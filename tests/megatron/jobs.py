@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from slime_plugin.config.method import Method, NaiveCompressed, Sdcc
+from slime_plugin.config.method import Method, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.megatron.architecture import Architecture
-from slime_plugin.megatron.batch import pack_within, student_items
+from slime_plugin.megatron.batch import pack_within, student_items, teacher_items
 from slime_plugin.megatron.diagnostics import add_sums, places_of
 from slime_plugin.megatron.launch import Report
 from slime_plugin.megatron.loss import Distillation, TokenTable, UpdateLoss
@@ -97,22 +97,18 @@ def _update(
     credits = assign_credit([record.meta for record in job.records], layouts)
     mine = range(groups.dp.rank(), len(layouts), groups.dp.size())  # rollouts are dealt out to the replicas
     batches = pack_within([i for i in student_items(layouts) if i.rollout in mine], job.budget, job.parallel.multiple)
-    reference = TokenTable([len(record) for record in job.records])
-    for batch in batches:
-        values = [job.references[r][t] for r, t in zip(batch.rollout, batch.tape, strict=True)]
-        reference.put(batch, torch.tensor(np.array(values)))
     teacher = None
     if isinstance(method, Sdcc) and distil:
-        own = [layout if i in mine else lay_out(trajectories[i], NaiveCompressed()) for i, layout in enumerate(layouts)]
+        own = [item for item in teacher_items(layouts) if item.rollout in mine]
         teacher = run_teacher(models, own, groups, budget=job.budget, multiple=job.parallel.multiple)
     top_k = method.top_k if isinstance(method, Sdcc) else None
     loss = UpdateLoss(
         job.objective,
         credits,
-        [places_of(trajectory) for trajectory in trajectories],
+        TokenTable([places_of(trajectory) for trajectory in trajectories]),
         architecture.vocabulary,
         groups.tp,
-        reference=reference,
+        reference=TokenTable(job.references),
         distillation=None if teacher is None else Distillation(distil, teacher, top_k),
     )
     for model in models:

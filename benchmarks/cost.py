@@ -65,15 +65,17 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.shapes import SHAPES, shaped_record
+from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.config.objective import Objective
-from slime_plugin.megatron.architecture import Architecture
+from slime_plugin.config.parallel import Parallelism
+from slime_plugin.megatron.architecture import transformer_config
 from slime_plugin.megatron.batch import Item, pack, student_items, teacher_items
 from slime_plugin.megatron.diagnostics import places_of
 from slime_plugin.megatron.loss import Distillation, TokenTable, UpdateLoss
 from slime_plugin.megatron.model import build_model
 from slime_plugin.megatron.norm import RMSNorm
-from slime_plugin.megatron.parallel import Parallelism, start
+from slime_plugin.megatron.parallel import start_groups
 from slime_plugin.megatron.plan import plan_tree
 from slime_plugin.megatron.step import Predictions, run, wrap_for_training
 from slime_plugin.megatron.teacher import run_teacher
@@ -176,7 +178,7 @@ def start_world() -> ProcessGroupCollection:
     torch.set_num_threads(1)
     store = dist.HashStore()  # type: ignore[attr-defined]  # missing from torch's list of exports
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    return start(Parallelism())
+    return start_groups(Parallelism())
 
 
 def make_engine(
@@ -184,21 +186,14 @@ def make_engine(
 ) -> Engine:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron's, about what is not installed
-        config = MODEL.to_megatron(Parallelism())
+        config = transformer_config(MODEL, Parallelism())
         model = build(config, groups)
         randomise(model)
         return Engine(wrap_for_training(config, [model], groups), groups)
 
 
 def tree_model(config: TransformerConfig, groups: ProcessGroupCollection) -> torch.nn.Module:
-    return build_model(
-        config,
-        groups,
-        vocabulary=MODEL.vocabulary,
-        rotary_base=MODEL.rotary_base,
-        max_positions=MODEL.max_positions,
-        tied=MODEL.tied,
-    )
+    return build_model(config, groups, MODEL)
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def MODEL(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802  # r
         click.option("--tp", type=count, default=1, show_default=True, help="Tensor-parallel ranks."),
         click.option(
             "--model",
-            type=click.Path(path_type=Path),
+            type=click.Path(path_type=Path, exists=True, file_okay=False),
             required=True,
             metavar="HF_DIR",
             help="Folder of a Hugging Face Qwen3 checkpoint.",
@@ -108,6 +108,17 @@ def _no_choice(path: Path, wanted: str | None, names: list[str], matches: list[E
         places = ", ".join(entry.where for entry in matches)
         return f"{path}: record {wanted} is in several files: {places}; name the file, or use an id: {known}"
     return f"{path}: no record {wanted!r:.40} among {len(names)}: {known}"
+
+
+def all_sound_records(files: Iterable[Path]) -> tuple[list[Record], bool]:
+    """All sound records, of which there has to be one, and whether others were damaged; those are named."""
+    problems: list[str] = []
+    records = list(sound_records(files, problems))
+    for line in problems:
+        click.echo(f"Error: {line}", err=True)
+    if not records:
+        raise MemoryWalkerError("no sound record to work on")
+    return records, bool(problems)
 
 
 def sound_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record]:

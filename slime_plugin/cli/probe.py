@@ -10,11 +10,10 @@ from typing import Any
 import click
 import numpy as np
 
-from slime_plugin.cli.inputs import FILES, MODEL, sound_records
+from slime_plugin.cli.inputs import FILES, MODEL, all_sound_records
 from slime_plugin.cli.output import console, write_whole
 from slime_plugin.cli.scoring import scores_of
 from slime_plugin.config.method import Mask4d, NaiveCompressed, NaiveFull
-from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.report.pitfalls import Pitfalls, pitfalls_plot, pitfalls_svg, pitfalls_table
 from slime_plugin.tree import Trajectory
 
@@ -22,7 +21,9 @@ from slime_plugin.tree import Trajectory
 @click.command()
 @FILES
 @MODEL
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Also draw the distributions.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg", help="Also draw the distributions."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def probe(files: tuple[Path, ...], plot: Path | None, as_json: bool, **options: Any) -> None:
     """Measure both pitfalls of naive training on a model.
@@ -33,17 +34,14 @@ def probe(files: tuple[Path, ...], plot: Path | None, as_json: bool, **options: 
 
     Damaged records are left out and named on standard error; the exit code is then 1.
     """
-    problems: list[str] = []
-    records = list(sound_records(files, problems))
-    for line in problems:
-        click.echo(f"Error: {line}", err=True)
-    if not records:
-        raise MemoryWalkerError("no sound record to probe")
+    if plot is not None and not plot.parent.is_dir():
+        raise click.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
+    records, damaged = all_sound_records(files)
     conditionings = scores_of(records, (Mask4d(), NaiveCompressed(), NaiveFull()), **options)
     parts: dict[str, list[Pitfalls]] = {}
     for i, record in enumerate(records):
         columns = []
-        for scores, _ in conditionings:
+        for scores in conditionings:
             column = np.full(len(record), np.nan)
             column[scores[i].tape] = scores[i].logprobs
             columns.append(column)
@@ -52,8 +50,9 @@ def probe(files: tuple[Path, ...], plot: Path | None, as_json: bool, **options: 
     if as_json:
         click.echo(json.dumps({name: pitfalls.to_json() for name, pitfalls in harnesses.items()}, indent=2))
     else:
-        console().print(pitfalls_table(harnesses), "", pitfalls_plot(harnesses), sep="\n")
+        out = console()
+        out.print(pitfalls_table(harnesses), "", pitfalls_plot(harnesses, out), sep="\n")
     if plot is not None:
         write_whole(plot, pitfalls_svg(harnesses, f"Both pitfalls on {options['model'].name}"))
         click.echo(f"wrote {plot}", err=True)
-    sys.exit(1 if problems else 0)
+    sys.exit(1 if damaged else 0)

@@ -10,10 +10,12 @@ from typing import Any
 import click
 from rich.table import Table
 
-from slime_plugin.cli.inputs import FILES, METHOD, MODEL, chosen_method, sound_records
+from slime_plugin.cli.inputs import FILES, METHOD, MODEL, all_sound_records, chosen_method
 from slime_plugin.cli.output import console
 from slime_plugin.cli.scoring import scores_of
-from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.config.method import Method
+from slime_plugin.record.arrays import to_json_floats
+from slime_plugin.report.numbers import shown
 
 
 @click.command()
@@ -31,54 +33,57 @@ def score(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     Damaged records are left out and named on standard error; the exit code is then 1.
     """
     method = chosen_method(**{key: options.pop(key) for key in ("name", "packing", "budget", "config")})
-    problems: list[str] = []
-    records = list(sound_records(files, problems))
-    for line in problems:
-        click.echo(f"Error: {line}", err=True)
-    if not records:
-        raise MemoryWalkerError("no sound record to score")
-    ((scores, summary),) = scores_of(records, (method,), **options)
-    summary = {"model": options["model"].name, "method": method.model_dump(exclude_none=True), **summary}
+    records, damaged = all_sound_records(files)
+    (scores,) = scores_of(records, (method,), **options)
+    from slime_plugin.megatron.score import summarise_scores
+
+    summary = summarise_scores(records, scores)
     if as_json:
         tokens = [
             {"record": record.meta.id, "tape": tape, "train_logprob": logprob, "rollout_logprob": logged}
             for record, scored in zip(records, scores, strict=True)
             for tape, logprob, logged in zip(
-                scored.tape.tolist(), scored.logprobs.tolist(), record.logprobs[scored.tape].tolist(), strict=True
+                scored.tape.tolist(),
+                scored.logprobs.tolist(),
+                to_json_floats(record.logprobs[scored.tape]),
+                strict=True,
             )
         ]
-        click.echo(json.dumps({"tokens": tokens, "summary": summary}, separators=(",", ":")))
+        summary = {"model": str(options["model"]), "method": method.model_dump(exclude_none=True), **summary}
+        click.echo(json.dumps({"tokens": tokens, "summary": summary}, separators=(",", ":"), allow_nan=False))
     else:
-        _print_summary(summary)
-    sys.exit(1 if problems else 0)
+        _print_summary(summary, method, options["model"])
+    sys.exit(1 if damaged else 0)
 
 
-def _print_summary(summary: dict[str, Any]) -> None:
+def _print_summary(summary: dict[str, Any], method: Method, model: Path) -> None:
     out = console()
-    table = Table(title="|trainer - rollout|, log-probability", title_justify="left", box=None, pad_edge=False)
+    packing = f", packing {method.packing}" if method.type == "mask4d" else ""
+    out.print(f"{method.type}{packing} on {model}: |trainer - rollout| per trained token, in nats\n")
+    table = Table(box=None, pad_edge=False)
     for heading in ("", "tokens", "mean", "max"):
         table.add_column(heading, justify="right" if heading else "left")
-    table.add_row("all", *map(_shown, (summary["tokens"], summary["logdiff"]["mean"], summary["logdiff"]["max"])))
+    table.add_row("all", shown(summary["tokens"]), *(shown(summary["logdiff"][key]) for key in ("mean", "max")))
     for name, place in summary["places"].items():
-        what = "before any edit" if name == "start" else f"{name.replace('/', ', ')}"
-        table.add_row(what, _shown(place["tokens"]), _shown(place["logdiff"]), "")
+        table.add_row(_place(name), *(shown(place[key]) for key in ("tokens", "mean", "max")))
     out.print(table)
     lost = ", ".join(f"{number} {cause}" for cause, number in summary["lost"].items()) or "none"
     out.print(f"\ntrained {summary['tokens']} of {summary['sampled']} sampled tokens; not trained: {lost}")
     out.print(
-        f"k3 {_shown(summary['k3'])}, multiplicative error {_shown(summary['multiplicative_error'])}, "
-        f"mean of trainer - rollout {_shown(summary['signed_logdiff'])}"
+        f"k3 {shown(summary['k3'])}, multiplicative error {shown(summary['multiplicative_error'])}, "
+        f"mean of trainer - rollout {shown(summary['signed_logdiff'])}"
     )
-    if summary["leaves"]:
-        leaves = summary["leaves"]
+    leaves = summary["leaves"]
+    if leaves["number"]:
         out.print(
-            f"{leaves['number']} diverging leaves: KL(live || compressed) mean {_shown(leaves['kl'])}, "
-            f"max {_shown(leaves['kl_max'])}; total variation at most {_shown(leaves['pinsker'])} on average (Pinsker)"
+            f"{leaves['number']} diverging leaves: KL(live || compressed) mean {shown(leaves['kl_mean'])}, "
+            f"max {shown(leaves['kl_max'])}; total variation at most {shown(leaves['pinsker'])} on average"
         )
 
 
-def _shown(value: float | None) -> str:
-    """Three significant digits, counts whole; n/a for what is undefined."""
-    if value is None:
-        return "n/a"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+def _place(name: str) -> str:
+    """What happened last before a token was sampled, in words."""
+    kind, _, where = name.partition("/")
+    if not where:
+        return "before any edit"
+    return f"after {kind}, first 16" if where == "near" else f"after {kind}, later"

@@ -11,6 +11,7 @@ Read it in the order of the data::
     teacher     the no-gradient pass of SDCC
     loss        all that the last stage does with its logits in an update
     step        Megatron's pipeline schedule around all of it
+    update      one update step: from rollouts to gradients
     weights     Hugging Face checkpoints in and out
     score       a forward pass for one question: what does the trainer believe about these tokens?
 

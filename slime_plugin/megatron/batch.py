@@ -119,6 +119,13 @@ def pack_within(items: Sequence[Item], budget: int, multiple: int = 1) -> list[M
     return [pack(group, multiple) for group in groups]
 
 
+def idle_batch(multiple: int = 1) -> MicroBatch:
+    """For a replica that has nothing to train but has to take part: two tokens, none of them predicted."""
+    two = np.arange(2, dtype=np.int32)
+    row = Row(np.zeros_like(two), two, two - 1, two, np.zeros(2, dtype=np.bool_), np.full(2, np.nan, dtype=np.float32))
+    return pack([Item(row, 0, _NONE, _NONE)], multiple)
+
+
 def _starts(sizes: Sequence[int]) -> IntArray:
     """Where each of some consecutive pieces begins."""
     return (np.cumsum(sizes) - sizes).astype(np.int32)

@@ -24,6 +24,12 @@ from slime_plugin.tree import Trajectory
 NEAR = 16
 PLACES = ("start", *(f"{kind}/{where}" for kind in KINDS for where in ("near", "far")))
 THRESHOLDS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+DRIFT_KEYS = (
+    *("tokens", "logdiff", "signed_logdiff", "k3", "multiplicative_error"),
+    *(f"above/{threshold:g}" for threshold in THRESHOLDS),
+    *(f"{place}/{name}" for name in ("tokens", "logdiff") for place in PLACES),
+)
+LEAF_KEYS = ("leaves", "leaf_kl", "pinsker", "student_entropy", "teacher_entropy", "entropy_gap")
 
 
 def places_of(trajectory: Trajectory, near: int = NEAR) -> IntArray:
@@ -60,17 +66,14 @@ def drift_sums(trained: Tensor, rolled_out: Tensor, places: Tensor) -> dict[str,
     return sums
 
 
-def leaf_sums(divergence: Divergence | None) -> dict[str, Tensor]:
+def leaf_sums(divergence: Divergence | None, device: torch.device) -> dict[str, Tensor]:
     """Sums over diverging leaves; ``pinsker`` bounds the total variation between teacher and student at a leaf."""
     if divergence is None:
-        return {name: torch.zeros((), dtype=torch.float64) for name in LEAF_KEYS}
+        return {name: torch.zeros((), dtype=torch.float64, device=device) for name in LEAF_KEYS}
     kl = divergence.kl.detach().to(torch.float64)
     student, teacher = (x.to(torch.float64) for x in (divergence.student_entropy, divergence.teacher_entropy))
     columns = (torch.ones_like(kl), kl, (kl.clamp_min(0) / 2).sqrt(), student, teacher, (student - teacher).abs())
     return {name: column.sum() for name, column in zip(LEAF_KEYS, columns, strict=True)}
-
-
-LEAF_KEYS = ("leaves", "leaf_kl", "pinsker", "student_entropy", "teacher_entropy", "entropy_gap")
 
 
 def add_sums(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

@@ -33,6 +33,7 @@ def evaluate(
     groups: ProcessGroupCollection,
     vocabulary: int,
     teacher: TeacherStates | None = None,
+    top_k: int | None = None,
 ) -> list[Evaluation]:
     """One per micro-batch on the last stage, nothing on the others."""
 
@@ -46,7 +47,7 @@ def evaluate(
         if teacher is None:
             kl.fill_(torch.nan)
         else:
-            divergence = leaf_divergence(predictions, teacher, shard)
+            divergence = leaf_divergence(predictions, teacher, shard, top_k)
             if divergence is not None:
                 kl[predictions.own_leaves] = divergence.kl
         group = context_group(groups)

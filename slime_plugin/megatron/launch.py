@@ -8,9 +8,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
+import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -24,10 +28,6 @@ Result = TypeVar("Result")
 Report = Callable[[int], None]
 """Tells whoever started the ranks that so many more units of work are done."""
 
-# The server imports torch and megatron-core once and starts no thread; every rank is forked from it.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["slime_plugin.megatron.score"])
-
 
 def run_ranks(
     ranks: int, function: Callable[..., Result], *arguments: Any, on_progress: Report = lambda done: None
@@ -38,15 +38,17 @@ def run_ranks(
     """
     if torch.cuda.is_available() and ranks > torch.cuda.device_count():
         raise ConfigError(f"{ranks} ranks need as many GPUs, this machine has {torch.cuda.device_count()}")
+    processes = _start_method(function.__module__)
     with TemporaryDirectory(prefix="memorywalker-") as folder:
         workers: list[BaseProcess] = []
         pipes: list[Connection] = []
         try:
             for rank in range(ranks):
-                ours, theirs = _processes.Pipe(duplex=False)
+                ours, theirs = processes.Pipe(duplex=False)
                 work = (theirs, folder, rank, ranks, function, arguments)
-                workers.append(_processes.Process(target=_rank, args=work, daemon=True))
-                workers[-1].start()
+                started = processes.Process(target=_rank, args=work, daemon=True)
+                started.start()
+                workers.append(started)
                 theirs.close()
                 pipes.append(ours)
             return _collect(pipes, on_progress)
@@ -57,24 +59,50 @@ def run_ranks(
                 worker.join()
 
 
+def _start_method(module: str) -> SpawnContext | ForkServerContext:
+    """On a CPU ranks are forked from a server that has imported the module, once; CUDA does not survive a fork."""
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([module])
+    if threading.current_thread() is threading.main_thread():
+        # Server and ranks inherit this: an interrupt is ours alone to handle, by ending them.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, handler)
+    return processes
+
+
 def _collect(pipes: list[Connection], on_progress: Report) -> list[Any]:
     results: dict[int, Any] = {}
+    errors: list[Exception] = []
     waiting = dict(zip(pipes, range(len(pipes)), strict=True))
     while waiting:
-        for pipe in wait(list(waiting)):
+        # The first error is often another rank's way of saying that its neighbour is gone: wait a little for that one.
+        ready = wait(list(waiting), timeout=1.0 if errors else None)
+        if not ready:
+            break
+        for pipe in ready:
             assert isinstance(pipe, Connection)
             rank = waiting[pipe]
             try:
                 what, content = pickle.loads(pipe.recv_bytes())
             except EOFError:
-                raise MemoryWalkerError(f"rank {rank} of {len(pipes)} was killed; is there enough memory?") from None
+                what = "error"
+                content = MemoryWalkerError(f"rank {rank} of {len(pipes)} was killed; is there enough memory?")
+            if what == "progress":
+                if rank == 0:
+                    on_progress(content)
+                continue
+            del waiting[pipe]
             if what == "error":
-                raise content
-            if what == "progress" and rank == 0:
-                on_progress(content)
-            if what == "result":
+                errors.append(content)
+            else:
                 results[rank] = content
-                del waiting[pipe]
+    if errors:
+        raise next((error for error in errors if isinstance(error, MemoryWalkerError)), errors[0])
     return [results[rank] for rank in range(len(pipes))]
 
 
@@ -100,6 +128,8 @@ def _rank(
         result = function(lambda done: _send(pipe, "progress", done), *arguments)
         dist.barrier()  # nobody leaves while another is still in a collective
         _send(pipe, "result", result)
+    except BrokenPipeError:
+        pass  # whoever started the ranks is gone
     except MemoryWalkerError as error:
         _send(pipe, "error", error)
     except BaseException:  # noqa: BLE001  # a rank has no one else to tell

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from slime_plugin.config.objective import Objective
 from slime_plugin.megatron.batch import MicroBatch
-from slime_plugin.megatron.diagnostics import drift_sums, leaf_sums
-from slime_plugin.megatron.objective import Targets, policy_loss
+from slime_plugin.megatron.diagnostics import DRIFT_KEYS, LEAF_KEYS, drift_sums, leaf_sums
+from slime_plugin.megatron.objective import POLICY_KEYS, Targets, policy_loss
 from slime_plugin.megatron.step import Predictions
 from slime_plugin.megatron.teacher import TeacherStates, leaf_divergence
 from slime_plugin.megatron.vocabulary import Shard, token_statistics
 from slime_plugin.methods import Credit
+
+SUM_KEYS = ("loss", *POLICY_KEYS, *DRIFT_KEYS, *LEAF_KEYS)
+"""Of what the loss returns besides itself, in this order, whatever the method and the micro-batch."""
 
 
 class TokenTable:
@@ -85,7 +88,7 @@ class UpdateLoss:
                 loss = loss + self.distillation.weight * (weight * divergence.kl).sum()
         logged = _tensor(batch.rollout_logprobs[share], logprobs)
         drift = drift_sums(logprobs, logged, _tensor(self.places.get(batch, share), logprobs).long())
-        return loss, {"loss": loss.detach(), **sums, **drift, **leaf_sums(divergence)}
+        return loss, {"loss": loss.detach(), **sums, **drift, **leaf_sums(divergence, loss.device)}
 
     def _targets(self, batch: MicroBatch, share: slice, like: Tensor) -> Targets:
         rollout = batch.rollout[share]

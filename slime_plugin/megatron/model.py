@@ -30,6 +30,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from slime_plugin.config.architecture import Architecture
 from slime_plugin.errors import LayoutError
 from slime_plugin.megatron.attention import attend_masked, choose_backend
 from slime_plugin.megatron.norm import RMSNorm
@@ -127,36 +128,33 @@ class _Alone:
 def build_model(
     config: TransformerConfig,
     groups: ProcessGroupCollection,
+    architecture: Architecture,
     *,
-    vocabulary: int,
-    rotary_base: float,
-    max_positions: int,
-    tied: bool,
     pre_process: bool = True,
     post_process: bool = True,
     vp_stage: int | None = None,
     backend: str | None = None,
 ) -> TreeGPTModel:
-    """The part of the model that this pipeline stage holds. ``vocabulary`` is padded to a multiple of TP."""
+    """The part of the model that this pipeline stage holds, without weights."""
     check_model(config, groups)
     layer_groups = copy.copy(groups)
     layer_groups.cp = _Alone()
     return TreeGPTModel(
         config,
-        transformer_layer_spec=_layer_spec(config, backend, vp_stage),
-        vocab_size=vocabulary,
-        max_sequence_length=max_positions,
+        transformer_layer_spec=_layer_spec(config, groups, backend, vp_stage),
+        vocab_size=architecture.padded_vocabulary(groups.tp.size()),
+        max_sequence_length=architecture.max_positions,
         pre_process=pre_process,
         post_process=post_process,
-        share_embeddings_and_output_weights=tied,
-        rotary_base=rotary_base,
+        share_embeddings_and_output_weights=architecture.tied,
+        rotary_base=architecture.rotary_base,
         vp_stage=vp_stage,
         pg_collection=layer_groups,
     )
 
 
 def _layer_spec(
-    config: TransformerConfig, backend: str | None, vp_stage: int | None
+    config: TransformerConfig, groups: ProcessGroupCollection, backend: str | None, vp_stage: int | None
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """Transformer Engine's layers on CUDA, the local ones elsewhere, both with tree attention inside."""
     tree_attention = ModuleSpec(module=TreeAttention, params={"backend": backend})
@@ -171,7 +169,7 @@ def _layer_spec(
     attention.core_attention = tree_attention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    layers = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=groups.pp.rank())
     return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=RMSNorm)
 
 

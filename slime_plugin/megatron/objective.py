@@ -1,9 +1,9 @@
-"""What is minimised: a clipped policy gradient, a KL to the reference, an entropy bonus, and SDCC's KL at its leaves.
+"""What is minimised: a clipped policy gradient, a KL to the reference, an entropy bonus; and how much SDCC's KL counts.
 
 Every trained token has a weight, which is its share of the batch: one over the number of rollouts, over the number of
 trained tokens of its rollout. The loss of a batch is the weighted sum over all its tokens, so it does not matter how
 they are spread over rows, micro-batches and ranks. A diverging leaf weighs as much as any other token of its rollout.
-Legend: M trained tokens, D diverging leaves.
+Legend: M trained tokens.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ class Targets:
     """Under the weights that the policy had when the batch was started."""
     reference_logprobs: Tensor | None = None
     """Under the reference model; needed if the objective has a KL."""
+
+
+POLICY_KEYS = ("policy", "entropy", "reference_kl", "clipped", "ratio")
 
 
 def policy_loss(
@@ -76,8 +79,8 @@ class SdccSchedule:
     config: Sdcc
     steps: int
     """Update steps of the whole run."""
-    why_off: str | None = None
-    diverged: int = field(default=0)
+    why_off: str | None = field(default=None, init=False)
+    diverged: int = field(default=0, init=False)
     """Diverged steps in a row, so far."""
 
     def weight(self, step: int) -> float:
@@ -96,7 +99,7 @@ class SdccSchedule:
             "mean entropy gap": (entropy_gap / leaves, self.config.entropy_gap_limit),
         }
         over = [
-            f"{name} {value:.3g} over the limit {limit:g}"
+            f"{name} {value:.3g} where {limit:g} is the limit"
             for name, (value, limit) in found.items()
             if not value <= limit
         ]

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import ConfigError
 from slime_plugin.megatron.cpu import bridge_to_cpu
 
 
-@dataclass(frozen=True, slots=True)
-class Parallelism:
-    """How a model and its data are split over ranks. Data parallelism takes the ranks that are left."""
-
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    sp: bool = False
-    """Sequence parallelism, within the tensor-parallel group."""
-
-    def __post_init__(self) -> None:
-        if self.sp and self.tp == 1:
-            raise ConfigError(
-                "sequence parallelism splits activations over tensor-parallel ranks; with tp 1 leave it off"
-            )
-
-    @property
-    def ranks(self) -> int:
-        """Of one replica of the model."""
-        return self.tp * self.pp * self.cp
-
-    @property
-    def multiple(self) -> int:
-        """What the tokens of a row have to be a multiple of."""
-        return self.cp * (self.tp if self.sp else 1)
-
-
-def start(parallel: Parallelism) -> ProcessGroupCollection:
+def start_groups(parallel: Parallelism) -> ProcessGroupCollection:
     """Make Megatron's groups in an initialised torch.distributed world; without CUDA, bridge to the CPU."""
     world = dist.get_world_size()
     if world % parallel.ranks:

@@ -10,8 +10,9 @@ Legend: T tokens of the row, padding included.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,8 @@ class TreePlan:
     """They cover the window, in order."""
     window: Span
     """The queries of this rank, as a span of the row."""
+    on_device: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What a backend made of the plan for a device; every layer asks for it again."""
 
     @cached_property
     def key_index(self) -> IntArray:

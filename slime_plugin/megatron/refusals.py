@@ -5,6 +5,7 @@ from __future__ import annotations
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from slime_plugin.config.architecture import check_divides
 from slime_plugin.errors import ConfigError
 
 
@@ -23,17 +24,20 @@ def check_model(config: TransformerConfig, groups: ProcessGroupCollection) -> No
             "not a path of the tree; train without it"
         )
     if config.multi_latent_attention:
-        raise ConfigError("multi_latent_attention is not supported by tree attention; use method logittree")
+        raise ConfigError(
+            "multi_latent_attention is not supported by tree attention; train it with method logittree and its own "
+            "model provider"
+        )
     variant = getattr(config, "experimental_attention_variant", None)
     if variant is not None or config.window_size is not None:
         what = f"{variant} attention" if variant is not None else f"a sliding window of {config.window_size}"
         raise ConfigError(
-            f"{what} does not read exactly the path of a token, so a packed tree is not exact; use method logittree "
-            "with the model's own provider"
+            f"{what} does not read exactly the path of a token, so a packed tree is not exact; train it with method "
+            "logittree and its own model provider"
         )
-    _divides("num_attention_heads", config.num_attention_heads, "tensor-parallel", groups.tp.size())
-    _divides("num_query_groups", config.num_query_groups, "tensor-parallel", groups.tp.size())
-    _divides("num_layers", config.num_layers, "pipeline-parallel", groups.pp.size())
+    check_divides("num_attention_heads", config.num_attention_heads, "tensor-parallel", groups.tp.size())
+    check_divides("num_query_groups", config.num_query_groups, "tensor-parallel", groups.tp.size())
+    check_divides("num_layers", config.num_layers, "pipeline-parallel", groups.pp.size())
 
 
 def check_context_layout(context_parallel: int, contiguous: bool) -> None:
@@ -43,8 +47,3 @@ def check_context_layout(context_parallel: int, contiguous: bool) -> None:
             f"context parallelism over {context_parallel} ranks in zigzag order would give tokens the neighbours of "
             "another window; use the contiguous layout (slime: --allgather-cp)"
         )
-
-
-def _divides(what: str, number: int, ranks: str, size: int) -> None:
-    if number % size:
-        raise ConfigError(f"{what} is {number}, which {size} {ranks} ranks do not divide; choose a divisor of {number}")

@@ -7,8 +7,8 @@ exact method reproduces the logged log-probabilities up to rounding; whatever is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,18 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from numpy.typing import NDArray
 
-from slime_plugin.config.method import Method
-from slime_plugin.errors import ConfigError, LayoutError
-from slime_plugin.megatron.architecture import Architecture
+from slime_plugin.config.architecture import Architecture
+from slime_plugin.config.method import Method, Sdcc
+from slime_plugin.config.parallel import Parallelism
+from slime_plugin.errors import LayoutError, MemoryWalkerError
 from slime_plugin.megatron.batch import pack_within, student_items, teacher_items
 from slime_plugin.megatron.diagnostics import PLACES, drift_sums, means, places_of
 from slime_plugin.megatron.evaluate import evaluate
 from slime_plugin.megatron.launch import Report, run_ranks
-from slime_plugin.megatron.model import TreeGPTModel, build_model
-from slime_plugin.megatron.parallel import Parallelism, is_first_stage, is_last_stage, start
+from slime_plugin.megatron.model import TreeGPTModel
+from slime_plugin.megatron.parallel import is_last_stage, start_groups
 from slime_plugin.megatron.teacher import run_teacher
-from slime_plugin.megatron.weights import load_weights
+from slime_plugin.megatron.weights import load_model
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import IntArray
@@ -43,97 +44,109 @@ class Scorer:
     model: Path
     """Folder of a Hugging Face checkpoint."""
     methods: tuple[Method, ...]
-    parallel: Parallelism = field(default_factory=Parallelism)
-    dtype: str = "bfloat16" if torch.cuda.is_available() else "float32"
-    budget: int = 8192
-    """Tokens per micro-batch."""
+    parallel: Parallelism
+    dtype: str | None = None
+    """A key of ``DTYPES``; float32 on a CPU and bfloat16 on a GPU if not given."""
+    batch_tokens: int = 8192
+    """Per micro-batch."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordScore:
-    """One record under one method, token by token in the order of the tape."""
+    """One record under one method."""
 
-    method: Method
     tape: IntArray
-    """[n] the trained tokens."""
+    """[n] the trained tokens, in the order of the tape."""
     logprobs: NDArray[np.float64]
     """[n] of the trainer."""
-    leaf_tape: IntArray
-    """[D] SDCC's diverging leaves; none for other methods."""
     leaf_kl: NDArray[np.float64]
-    """[D] KL(teacher || student)."""
+    """[D] KL(teacher || student) at SDCC's diverging leaves; none for other methods."""
+    lost: Mapping[str, int]
+    """Sampled tokens that are not trained, by cause."""
 
 
 def score_records(
     records: Sequence[Record], scorer: Scorer, on_progress: Report = lambda done: None
 ) -> list[list[RecordScore]]:
-    """One score per method, for each record. Starts the processes it needs, and ends them."""
+    """For each method the scores of all records. Starts the processes it needs, and ends them."""
     architecture = Architecture.read(scorer.model)
-    if scorer.dtype not in DTYPES:
-        raise ConfigError(f"no dtype {scorer.dtype!r:.40}; use one of {', '.join(DTYPES)}")
+    architecture.check_split(scorer.parallel)
     for record in records:
-        largest = int(record.tokens.max())
-        if largest >= architecture.vocabulary:
-            at = int(record.tokens.argmax())
+        at = int(record.tokens.argmax())
+        if record.tokens[at] >= architecture.vocabulary:
             raise LayoutError(
-                f"{record.label}: token {at} has id {largest}, the vocabulary of {scorer.model} has "
+                f"{record.label}: token {at} has id {int(record.tokens[at])}, the vocabulary of {scorer.model} has "
                 f"{architecture.vocabulary}; score it with the model that sampled it"
             )
     everywhere = run_ranks(scorer.parallel.ranks, _score_rank, list(records), scorer, on_progress=on_progress)
-    return next(scores for scores in everywhere if scores is not None)
+    scores = next(scores for scores in everywhere if scores is not None)
+    for by_method in scores:
+        for record, score in zip(records, by_method, strict=True):
+            wrong = score.tape[~np.isfinite(score.logprobs)]
+            if wrong.size:
+                raise MemoryWalkerError(
+                    f"{record.label}: the model gives token {int(wrong[0])} no finite log-probability; are the weights "
+                    f"in {scorer.model} sound, and is {scorer.torch_dtype} wide enough for them?"
+                )
+    return scores
 
 
 def _score_rank(report: Report, records: list[Record], scorer: Scorer) -> list[list[RecordScore]] | None:
     """On the last stage the scores, elsewhere None."""
-    groups = start(scorer.parallel)
-    architecture = Architecture.read(scorer.model)
-    model = load_model(architecture, scorer, groups)
-    scores: list[list[RecordScore]] = []
-    for record in records:
-        each = [_score(record, method, model, architecture, scorer, groups) for method in scorer.methods]
-        scores.append([score for score in each if score is not None])
-        report(1)
+    groups = start_groups(scorer.parallel)
+    vocabulary = Architecture.read(scorer.model).vocabulary
+    model = load_model(scorer.model, groups, scorer.parallel, scorer.torch_dtype)
+    scores: list[list[RecordScore]] = [[] for _ in scorer.methods]
+    for some in _portions(records, 4 * scorer.batch_tokens * scorer.parallel.pp):
+        trajectories = [Trajectory.of(record) for record in some]
+        for of_method, method in zip(scores, scorer.methods, strict=True):
+            of_method.extend(_score(trajectories, method, model, vocabulary, scorer, groups))
+        report(len(some))
     return scores if is_last_stage(groups) else None
 
 
-def load_model(architecture: Architecture, scorer: Scorer, groups: ProcessGroupCollection) -> TreeGPTModel:
-    model = build_model(
-        architecture.to_megatron(scorer.parallel, DTYPES[scorer.dtype]),
-        groups,
-        vocabulary=architecture.padded_vocabulary(scorer.parallel.tp),
-        rotary_base=architecture.rotary_base,
-        max_positions=architecture.max_positions,
-        tied=architecture.tied,
-        pre_process=is_first_stage(groups),
-        post_process=is_last_stage(groups),
-    )
-    load_weights([model], architecture, scorer.model, groups)
-    return model
+def _portions(records: Sequence[Record], tokens: int) -> Iterator[list[Record]]:
+    """Records in turn, as many at a time as fill some micro-batches."""
+    portion: list[Record] = []
+    for record in records:
+        portion.append(record)
+        if sum(map(len, portion)) >= tokens:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
 
 
 def _score(
-    record: Record,
+    trajectories: list[Trajectory],
     method: Method,
     model: TreeGPTModel,
-    architecture: Architecture,
+    vocabulary: int,
     scorer: Scorer,
     groups: ProcessGroupCollection,
-) -> RecordScore | None:
-    """None on all stages but the last."""
-    layout = lay_out(record, method)
-    multiple = scorer.parallel.multiple
-    batches = pack_within(student_items([layout]), scorer.budget, multiple)
-    teacher = run_teacher([model], teacher_items([layout]), groups, budget=scorer.budget, multiple=multiple)
-    results = evaluate([model], batches, groups, architecture.vocabulary, teacher) if batches else []
+) -> Iterator[RecordScore]:
+    """One for each record on the last stage, nothing on the others."""
+    layouts = [lay_out(trajectory, method) for trajectory in trajectories]
+    budget, multiple = scorer.batch_tokens, scorer.parallel.multiple
+    batches = pack_within(student_items(layouts), budget, multiple)
+    teacher = run_teacher([model], teacher_items(layouts), groups, budget=budget, multiple=multiple)
+    top_k = method.top_k if isinstance(method, Sdcc) else None
+    results = evaluate([model], batches, groups, vocabulary, teacher, top_k) if batches else []
     if not is_last_stage(groups):
-        return None
-    nothing = np.zeros(0, dtype=np.int32)
-    tape = np.concatenate([nothing, *(batch.tape for batch in batches)])
-    leaf_tape = np.concatenate([nothing, *(batch.tape[batch.leaves] for batch in batches)])
+        return
     logprobs = np.concatenate([np.zeros(0), *(result.logprobs.double().cpu().numpy() for result in results)])
     leaf_kl = np.concatenate([np.zeros(0), *(result.leaf_kl.double().cpu().numpy() for result in results)])
-    order = np.argsort(tape)
-    return RecordScore(method, tape[order], logprobs[order], leaf_tape, leaf_kl)
+    whose = np.concatenate([np.zeros(0, dtype=np.int32), *(batch.rollout for batch in batches)])
+    whose_leaf = np.concatenate([np.zeros(0, dtype=np.int32), *(batch.rollout[batch.leaves] for batch in batches)])
+    tape = np.concatenate([np.zeros(0, dtype=np.int32), *(batch.tape for batch in batches)])
+    for rollout, layout in enumerate(layouts):
+        mine = np.flatnonzero(whose == rollout)
+        mine = mine[np.argsort(tape[mine])]
+        yield RecordScore(tape[mine], logprobs[mine], leaf_kl[whose_leaf == rollout], layout.lost)
 
 
 def summarise_scores(records: Sequence[Record], scores: Sequence[RecordScore]) -> dict[str, Any]:
@@ -145,8 +158,9 @@ def summarise_scores(records: Sequence[Record], scores: Sequence[RecordScore]) -
         gaps.append(score.logprobs - record.logprobs[score.tape])
         places.append(places_of(trajectory)[score.tape])
         junctions.append(trajectory.born[score.tape])
-        lost.update(lay_out(trajectory, score.method).lost)
+        lost.update(score.lost)
     gap, place, junction = (np.concatenate(parts) for parts in (gaps, places, junctions))
+    distance = np.abs(gap)
     sums = drift_sums(torch.from_numpy(gap), torch.zeros(len(gap)), torch.from_numpy(place))
     average = means({key: float(value) for key, value in sums.items()})
     leaf_kl = np.concatenate([score.leaf_kl for score in scores])
@@ -155,25 +169,25 @@ def summarise_scores(records: Sequence[Record], scores: Sequence[RecordScore]) -
         "sampled": sum(int(record.generated.sum()) for record in records),
         "tokens": len(gap),
         "lost": dict(lost),
-        "logdiff": {"mean": average["logdiff"], "max": float(np.abs(gap).max()) if gap.size else None},
-        "signed_logdiff": average["signed_logdiff"],
-        "k3": average["k3"],
-        "multiplicative_error": average["multiplicative_error"],
+        "logdiff": _over(distance),
+        **{key: average[key] for key in ("signed_logdiff", "k3", "multiplicative_error")},
         "places": {
-            name: {"tokens": int(average[f"{name}/tokens"] or 0), "logdiff": average[f"{name}/logdiff"]}
-            for name in PLACES
-            if average[f"{name}/tokens"]
+            name: {"tokens": int((place == i).sum()), **_over(distance[place == i])}
+            for i, name in enumerate(PLACES)
+            if (place == i).any()
         },
         "junctions": [
-            {"junction": k, "tokens": int((junction == k).sum()), "logdiff": float(np.abs(gap[junction == k]).mean())}
+            {"junction": k, "tokens": int((junction == k).sum()), **_over(distance[junction == k])}
             for k in np.unique(junction).tolist()
         ],
         "leaves": {
             "number": len(leaf_kl),
-            "kl": float(leaf_kl.mean()),
-            "kl_max": float(leaf_kl.max()),
-            "pinsker": float(np.sqrt(np.maximum(leaf_kl, 0) / 2).mean()),
-        }
-        if leaf_kl.size
-        else None,
+            **{f"kl_{key}": value for key, value in _over(leaf_kl).items()},
+            "pinsker": _over(np.sqrt(np.maximum(leaf_kl, 0) / 2))["mean"],
+        },
     }
+
+
+def _over(values: NDArray[np.float64]) -> dict[str, float | None]:
+    """Mean and maximum; None of nothing."""
+    return {"mean": float(values.mean()), "max": float(values.max())} if values.size else {"mean": None, "max": None}

@@ -58,7 +58,11 @@ class Predictions:
 
 
 Consume = Callable[[Predictions], tuple[Tensor, Result]]
-"""Turns predictions into a scalar to minimise and whatever the caller wants back."""
+"""Turns predictions into a scalar to minimise and whatever the caller wants back.
+
+The scalar of an update depends on the predictions also where there are none of them, as an empty sum does: a rank without
+tokens of its own still takes part in the backward pass of the others.
+"""
 
 
 def run(
@@ -152,8 +156,6 @@ class _ForwardStep(Generic[Result]):
     def _loss(self, batch: MicroBatch, share: slice, output: Tensor) -> tuple[Tensor, Tensor, Result]:
         rows = output[0] if self.project else output[:, 0]  # [1, rows, V/tp] from the head, else [rows, 1, h]
         loss, result = self.consume(Predictions(batch, rows[: share.stop - share.start], share))
-        # A rank without tokens of its own still has to take part in the backward pass of the others.
-        loss = loss + 0.0 * rows.sum()
         return loss, torch.ones((), dtype=torch.int, device=rows.device), result
 
 

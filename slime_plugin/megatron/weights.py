@@ -8,6 +8,7 @@ again. Legend: tp ranks, h hidden size, V vocabulary, f feed-forward size, d hea
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from slime_plugin.config.architecture import Architecture
+from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import ConfigError
-from slime_plugin.megatron.architecture import Architecture
-from slime_plugin.megatron.model import unwrapped
+from slime_plugin.megatron.architecture import transformer_config
+from slime_plugin.megatron.model import TreeGPTModel, build_model, unwrapped
+from slime_plugin.megatron.parallel import is_first_stage, is_last_stage
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -35,6 +39,8 @@ class Slot:
 
     parameter: torch.nn.Parameter
     names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the full tensors."""
     cut: Callable[[Sequence[Tensor], int, int], Tensor]
     """(full tensors, tensor-parallel rank, tp) -> this rank's parameter"""
     join: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
@@ -42,13 +48,34 @@ class Slot:
 
 
 def slots_of(models: Sequence[torch.nn.Module], architecture: Architecture) -> Iterator[Slot]:
-    """Every parameter this rank holds, except a tied output layer, which is the embedding again."""
+    """Every parameter this rank holds. A tied output layer on another stage than the embedding is a copy of it."""
     for model in models:
-        for name, parameter in model.named_parameters():
-            name = name.removeprefix("module.")
-            if name == "output_layer.weight" and architecture.tied:
-                continue
-            yield _slot(model, name, parameter, architecture)
+        inner = unwrapped(model)
+        for name, parameter in inner.named_parameters():
+            yield _slot(inner, name, parameter, architecture)
+
+
+def load_model(
+    folder: Path,
+    groups: ProcessGroupCollection,
+    parallel: Parallelism,
+    dtype: torch.dtype = torch.float32,
+    *,
+    recompute: bool = False,
+    backend: str | None = None,
+) -> TreeGPTModel:
+    """This rank's part of a Hugging Face checkpoint."""
+    architecture = Architecture.read(folder)
+    model = build_model(
+        transformer_config(architecture, parallel, dtype, recompute=recompute),
+        groups,
+        architecture,
+        pre_process=is_first_stage(groups),
+        post_process=is_last_stage(groups),
+        backend=backend,
+    )
+    load_weights([model], architecture, folder, groups)
+    return model
 
 
 def load_weights(
@@ -56,19 +83,17 @@ def load_weights(
 ) -> None:
     """Fill the model from safetensors files. Each rank reads the tensors of its own layers and keeps its part."""
     files = _tensor_files(folder)
-    tp, rank = groups.tp.size(), groups.tp.rank()
+    _check_layers(files, architecture, folder)
     with torch.no_grad():
         for slot in slots_of(models, architecture):
             full = [_read(files, name, folder) for name in slot.names]
-            part = slot.cut(full, rank, tp)
-            if part.shape != slot.parameter.shape:
-                raise ConfigError(
-                    f"{folder}: {' + '.join(slot.names)} gives {tuple(part.shape)} for a parameter of "
-                    f"{tuple(slot.parameter.shape)}; config.json and the weights disagree"
-                )
-            slot.parameter.copy_(part)
-        if architecture.tied:
-            _fill_tied_output(models, architecture, files, folder, tp, rank)
+            for name, tensor, shape in zip(slot.names, full, slot.shapes, strict=True):
+                if tensor.shape != shape:
+                    raise ConfigError(
+                        f"{folder}: {name} is {tuple(tensor.shape)}, by config.json it should be {shape}; "
+                        "they belong to different models"
+                    )
+            slot.parameter.copy_(slot.cut(full, groups.tp.rank(), groups.tp.size()))
 
 
 def save_weights(
@@ -81,11 +106,12 @@ def save_weights(
     """
     if groups.dp_cp.rank() != 0:
         return
+    stage, stages = groups.pp.rank(), groups.pp.size()
     tensors = {
         name: tensor.contiguous().cpu()
         for name, tensor in gather_tensors(models, architecture, groups, lambda p: p.detach()).items()
+        if stage == 0 or name != "model.embed_tokens.weight"  # the last stage has a copy of it if it is tied
     }
-    stage, stages = groups.pp.rank(), groups.pp.size()
     file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors" if stages > 1 else _SINGLE
     if groups.tp.rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,62 +142,72 @@ def gather_tensors(
     return whole
 
 
-def _slot(model: torch.nn.Module, name: str, parameter: torch.nn.Parameter, shape: Architecture) -> Slot:
+def _slot(model: Any, name: str, parameter: torch.nn.Parameter, shape: Architecture) -> Slot:
     if name == "embedding.word_embeddings.weight":
         return _vocabulary_slot(parameter, "model.embed_tokens.weight", shape)
     if name == "output_layer.weight":
-        return _vocabulary_slot(parameter, "lm_head.weight", shape)
+        return _vocabulary_slot(parameter, "model.embed_tokens.weight" if shape.tied else "lm_head.weight", shape)
     if name.startswith("decoder.final_layernorm."):
-        return _copied_slot(parameter, "model.norm.weight")
+        return _copied_slot(parameter, "model.norm.weight", shape.hidden)
     _, _, place, rest = name.split(".", 3)  # decoder.layers.<place>.<rest>
-    number = unwrapped(model).decoder.layers[int(place)].layer_number - 1  # Megatron counts over all stages, from 1
-    prefix = f"model.layers.{number}"
-    if rest in _COPIED:
-        return _copied_slot(parameter, f"{prefix}.{_COPIED[rest]}")
-    if rest in _SPLIT_INPUT:
-        return Slot(
-            parameter,
-            (f"{prefix}.{_SPLIT_INPUT[rest]}",),
-            lambda full, rank, tp: full[0].chunk(tp, dim=1)[rank],
-            lambda parts: (torch.cat(list(parts), dim=1),),
-        )
+    prefix = f"model.layers.{model.decoder.layers[int(place)].layer_number - 1}"  # counted over all stages, from 1
+    width, inner = shape.heads * shape.head_size, shape.groups * shape.head_size
+    if rest in _NORMS:
+        return _copied_slot(parameter, f"{prefix}.{_NORMS[rest]}", shape.hidden)
+    if rest in _HEAD_NORMS:
+        return _copied_slot(parameter, f"{prefix}.{_HEAD_NORMS[rest]}", shape.head_size)
+    if rest == "self_attention.linear_proj.weight":
+        return _split_input_slot(parameter, f"{prefix}.self_attn.o_proj.weight", (shape.hidden, width))
+    if rest == "mlp.linear_fc2.weight":
+        return _split_input_slot(parameter, f"{prefix}.mlp.down_proj.weight", (shape.hidden, shape.feed_forward))
     if rest == "mlp.linear_fc1.weight":
-        names = f"{prefix}.mlp.gate_proj.weight", f"{prefix}.mlp.up_proj.weight"
-        return Slot(parameter, names, _cut_side_by_side, _join_side_by_side)
+        names = tuple(f"{prefix}.mlp.{x}_proj.weight" for x in ("gate", "up"))
+        matrix = (shape.feed_forward, shape.hidden)
+        return Slot(parameter, names, (matrix, matrix), _cut_side_by_side, _join_side_by_side)
     if rest == "self_attention.linear_qkv.weight":
-        names3 = tuple(f"{prefix}.self_attn.{x}_proj.weight" for x in "qkv")
-        return Slot(parameter, names3, lambda full, rank, tp: _cut_qkv(full, rank, tp, shape), _qkv_joiner(shape))
+        names = tuple(f"{prefix}.self_attn.{x}_proj.weight" for x in "qkv")
+        shapes = tuple((rows, shape.hidden) for rows in (width, inner, inner))
+        cut = functools.partial(_cut_qkv, shape)
+        return Slot(parameter, names, shapes, cut, functools.partial(_join_qkv, shape))
     raise ConfigError(f"parameter {name} has no place in a Hugging Face Qwen3 checkpoint")
 
 
 # The names of the norms depend on whether Transformer Engine fuses them into the linear layer that follows.
-_COPIED = {
+_NORMS = {
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
+}
+_HEAD_NORMS = {
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
 }
-_SPLIT_INPUT = {
-    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
-}
 
 
-def _copied_slot(parameter: torch.nn.Parameter, name: str) -> Slot:
-    return Slot(parameter, (name,), lambda full, rank, tp: full[0], lambda parts: (parts[0],))
+def _copied_slot(parameter: torch.nn.Parameter, name: str, size: int) -> Slot:
+    return Slot(parameter, (name,), ((size,),), lambda full, rank, tp: full[0], lambda parts: (parts[0],))
+
+
+def _split_input_slot(parameter: torch.nn.Parameter, name: str, shape: tuple[int, int]) -> Slot:
+    def cut(full: Sequence[Tensor], rank: int, tp: int) -> Tensor:
+        return full[0].chunk(tp, dim=1)[rank]
+
+    return Slot(parameter, (name,), (shape,), cut, lambda parts: (torch.cat(list(parts), dim=1),))
 
 
 def _vocabulary_slot(parameter: torch.nn.Parameter, name: str, shape: Architecture) -> Slot:
     """[V, h] padded with zero rows and split by rows."""
 
     def cut(full: Sequence[Tensor], rank: int, tp: int) -> Tensor:
-        rows = shape.padded_vocabulary(tp) // tp
+        rows = len(parameter)
         part = full[0][rank * rows : (rank + 1) * rows]
         return torch.cat((part, part.new_zeros(rows - len(part), part.shape[1])))
 
-    return Slot(parameter, (name,), cut, lambda parts: (torch.cat(list(parts))[: shape.vocabulary],))
+    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (torch.cat(list(parts))[: shape.vocabulary],)
+
+    return Slot(parameter, (name,), ((shape.vocabulary, shape.hidden),), cut, join)
 
 
 def _cut_side_by_side(full: Sequence[Tensor], rank: int, tp: int) -> Tensor:
@@ -184,35 +220,26 @@ def _join_side_by_side(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(torch.cat([half[i] for half in halves]) for i in range(2))
 
 
-def _cut_qkv(full: Sequence[Tensor], rank: int, tp: int, shape: Architecture) -> Tensor:
+def _cut_qkv(shape: Architecture, full: Sequence[Tensor], rank: int, tp: int) -> Tensor:
     """Megatron keeps, for each key-value head in turn, its query heads, the key head and the value head together."""
     by_group = [matrix.view(shape.groups, -1, shape.hidden) for matrix in full]  # [groups, rows, h]
     return torch.cat(by_group, dim=1).chunk(tp)[rank].reshape(-1, shape.hidden)
 
 
-def _qkv_joiner(shape: Architecture) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
-    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        sizes = [shape.heads // shape.groups * shape.head_size, shape.head_size, shape.head_size]
-        by_group = torch.cat([part.view(-1, sum(sizes), shape.hidden) for part in parts])
-        return tuple(matrix.reshape(-1, shape.hidden) for matrix in torch.split(by_group, sizes, dim=1))
-
-    return join
+def _join_qkv(shape: Architecture, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    sizes = [shape.heads // shape.groups * shape.head_size, shape.head_size, shape.head_size]
+    by_group = torch.cat([part.view(-1, sum(sizes), shape.hidden) for part in parts])
+    return tuple(matrix.reshape(-1, shape.hidden) for matrix in torch.split(by_group, sizes, dim=1))
 
 
-def _fill_tied_output(
-    models: Sequence[torch.nn.Module],
-    architecture: Architecture,
-    files: Mapping[str, Path],
-    folder: Path,
-    tp: int,
-    rank: int,
-) -> None:
-    """The last stage keeps its own copy of the tied matrix when the first stage is another rank."""
-    for model in models:
-        output = dict(model.named_parameters()).get("output_layer.weight")
-        if output is not None:
-            slot = _vocabulary_slot(output, "model.embed_tokens.weight", architecture)
-            output.copy_(slot.cut([_read(files, slot.names[0], folder)], rank, tp))
+def _check_layers(files: Mapping[str, Path], architecture: Architecture, folder: Path) -> None:
+    """A deeper checkpoint would load without its last layers, and compute something else."""
+    numbers = [int(name.split(".")[2]) for name in files if name.startswith("model.layers.")]
+    if numbers and max(numbers) + 1 > architecture.layers:
+        raise ConfigError(
+            f"{folder}: the weights have {max(numbers) + 1} layers, config.json says {architecture.layers}; "
+            "they belong to different models"
+        )
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
@@ -222,7 +249,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             return {name: folder / file for name, file in weight_map.items()}
-        except (ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ConfigError(f"{index}: not an index of safetensors files ({error})") from error
     single = folder / _SINGLE
     if not single.exists():

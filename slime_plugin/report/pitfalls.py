@@ -14,10 +14,12 @@ from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from slime_plugin.errors import printable
+from slime_plugin.report.numbers import shown
 from slime_plugin.tree import Trajectory, diverging_leaves, off_context
 
 Floats = NDArray[np.float64]
@@ -59,20 +61,25 @@ def pitfalls_table(harnesses: Mapping[str, Pitfalls]) -> Table:
         comp, full = numbers["comp"], numbers["full"]
         table.add_row(
             Text(printable(name, 40)),
-            *(_shown(comp[key]) for key in ("n", "mean", "below 0")),
-            *(_shown(full[key]) for key in ("n", "mean", "above 0")),
+            *(shown(comp[key]) for key in ("n", "mean", "below 0")),
+            *(shown(full[key]) for key in ("n", "mean", "above 0")),
         )
     table.add_row("predicted", "", "< 0", "-> 1", "", "> 0", "-> 1")
     return table
 
 
-def pitfalls_plot(harnesses: Mapping[str, Pitfalls], width: int = 61) -> Table:
-    """The distributions as rows of blocks on a common axis, 0 in the middle."""
+def pitfalls_plot(harnesses: Mapping[str, Pitfalls], console: Console) -> Table:
+    """The distributions as rows of blocks on a common axis, 0 in the middle, as wide as the console allows."""
+    names = [printable(name, 20) for name in harnesses]
+    room = console.width - max(map(len, names)) - len("delta_comp") - 4
+    width = max(11, min(61, room) - (min(61, room) + 1) % 2)  # odd, so that there is a middle
     reach = _reach(harnesses)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for name, pitfalls in harnesses.items():
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    for name, pitfalls in zip(names, harnesses.values(), strict=True):
         for label, values in (("delta_comp", pitfalls.comp), ("delta_full", pitfalls.full)):
-            table.add_row(Text(printable(name, 40)), label, _bars(values, reach, width))
+            table.add_row(Text(name), label, _bars(values, reach, width, console.options.ascii_only))
     scale = f"{-reach:.3g}".ljust(width // 2) + "0" + f"{reach:.3g} nats".rjust(width // 2)
     table.add_row("", "", Text(scale, style="dim"))
     return table
@@ -125,12 +132,14 @@ def _panel(values: Floats, which: str, reach: float, bins: int, box: tuple[float
     ]
 
 
-def _bars(values: Floats, reach: float, width: int) -> Text:
+def _bars(values: Floats, reach: float, width: int, ascii_only: bool) -> Text:
     counts = _histogram(values, reach, width)
     tallest = max(1, int(counts.max()))
-    blocks = [_BLOCKS[int(np.ceil(n / tallest * 8))] for n in counts.tolist()]
+    levels = " .:-=+*#@" if ascii_only else _BLOCKS
+    blocks = [levels[int(np.ceil(n / tallest * 8))] for n in counts.tolist()]
     middle = width // 2
-    blocks[middle] = "│" if blocks[middle] == " " else blocks[middle]
+    if blocks[middle] == " ":
+        blocks[middle] = "|" if ascii_only else "│"
     text = Text("".join(blocks))
     text.stylize("red", 0, middle)
     text.stylize("blue", middle + 1)
@@ -153,9 +162,3 @@ def _numbers(values: Floats, *, below: bool) -> dict[str, float | int | None]:
     right = values < 0 if below else values > 0
     mean, share = (float(values.mean()), float(right.mean())) if values.size else (None, None)
     return {"n": int(values.size), "mean": mean, "below 0" if below else "above 0": share}
-
-
-def _shown(value: float | int | None) -> str:
-    if value is None:
-        return "n/a"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

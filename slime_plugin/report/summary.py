@@ -18,6 +18,7 @@ from slime_plugin.errors import printable
 from slime_plugin.methods import lay_out
 from slime_plugin.methods.credit import LEFT_OUT
 from slime_plugin.record import Entry, Record
+from slime_plugin.report.numbers import shown
 from slime_plugin.tree import Counts, Trajectory, count
 from slime_plugin.tree.counts import compression_of
 
@@ -120,7 +121,7 @@ def summary_tables(summary: dict[str, Any]) -> list[RenderableType]:
     sets = {**summary["harnesses"], "all": total} if len(summary["harnesses"]) > 1 else summary["harnesses"]
     rollouts = _table("rollouts and their edits (means, where nothing else is said)", ["", *sets])
     for heading, key in _ROWS.items():
-        rollouts.add_row(heading, *(_shown(part[key]) for part in sets.values()))
+        rollouts.add_row(heading, *(shown(part[key]) for part in sets.values()))
     methods = total["methods"]
     trained = _table("what each method computes and trains (tokens in all)", ["method", *_SUMMED.values()])
     for name, part in methods.items():
@@ -162,10 +163,3 @@ def _table(title: str | None, headings: list[str]) -> Table:
 
 def _mean(values: list[Any]) -> float | None:
     return float(np.mean(values)) if values else None
-
-
-def _shown(value: float | None) -> str:
-    """Three significant digits; n/a for what is undefined, which is not the same as 0."""
-    if value is None:
-        return "n/a"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -50,8 +50,8 @@ def test_keys_and_their_order_never_change() -> None:
     none = drift_sums(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
     assert list(some) == list(none)
     assert all(float(value) == 0 for value in none.values())
-    leaves = leaf_sums(Divergence(torch.tensor([0.5]), torch.tensor([1.0]), torch.tensor([3.0])))
-    assert list(leaves) == list(leaf_sums(None)) == list(LEAF_KEYS)
+    leaves = leaf_sums(Divergence(torch.tensor([0.5]), torch.tensor([1.0]), torch.tensor([3.0])), torch.device("cpu"))
+    assert list(leaves) == list(leaf_sums(None, torch.device("cpu"))) == list(LEAF_KEYS)
     assert [float(leaves[key]) for key in LEAF_KEYS] == [1.0, 0.5, 0.5, 1.0, 3.0, 2.0]
 
 

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull
+from slime_plugin.config.parallel import Parallelism
 from slime_plugin.megatron.launch import run_ranks
-from slime_plugin.megatron.parallel import Parallelism
 from tests.megatron.conftest import Truth
-from tests.megatron.jobs import Job, Outcome, update
+from tests.megatron.jobs import Job, Outcome, distilling, update
+from tests.megatron.oracle import diverging
 
 EXACT: list[Method] = [LogitTree(), Mask4d(packing="replicated"), Mask4d(packing="trie")]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 DISTIL = 0.7
 
 
-def outcomes(job: Job, methods: list[Method], replicas: int = 1, distil: float = DISTIL) -> list[Outcome]:
+def outcomes(job: Job, methods: list[Method], replicas: int = 1) -> list[Outcome]:
     """What all ranks together have of each method."""
-    ranks = run_ranks(job.parallel.ranks * replicas, update, job, methods, distil)
-    return [together([rank[i] for rank in ranks], job.parallel) for i in range(len(methods))]
+    ranks = run_ranks(job.parallel.ranks * replicas, update, job, methods)
+    return [together([rank[i] for rank in ranks]) for i in range(len(methods))]
 
 
-def together(ranks: list[Outcome], parallel: Parallelism) -> Outcome:
-    """Sums over replicas and context ranks (tensor-parallel ranks agree), and the gradients of all stages."""
-    last = [rank for rank in ranks if rank.sums]
-    assert len(last) * parallel.pp == len(ranks)
-    sums = {key: sum(rank.sums[key] for rank in last) / parallel.tp for key in last[0].sums}
+def together(ranks: list[Outcome]) -> Outcome:
+    """The gradients of all stages. Where ranks have the same number they agree on it."""
     gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
     for rank in ranks:
+        assert rank.sums == ranks[0].sums
         for name, gradient in rank.gradients.items():
             assert torch.equal(gradient, gradients[name]), f"ranks differ in the gradient of {name}"
-    return Outcome(sums, gradients, last[0].micro_batches, any(rank.teacher_ran for rank in ranks))
+    return Outcome(ranks[0].sums, gradients)
 
 
 def worst(outcome: Outcome, gradients: dict[str, torch.Tensor]) -> tuple[float, str]:
@@ -55,8 +56,8 @@ SPLITS: dict[str, tuple[dict[str, Any], int]] = {
     "cp2 dp2": ({"parallel": Parallelism(cp=2)}, 2),
     "recompute": ({"recompute": True}, 1),
     "tp2 pp2 sp recompute": ({"parallel": Parallelism(tp=2, pp=2, sp=True), "recompute": True}, 1),
-    "a row per micro-batch": ({"budget": 1}, 1),
-    "one micro-batch": ({"budget": 10_000}, 1),
+    "a row per micro-batch": ({"batch_tokens": 1}, 1),
+    "one micro-batch": ({"batch_tokens": 10_000}, 1),
 }
 
 
@@ -79,13 +80,13 @@ def test_an_output_layer_of_its_own(split: str, untied: Truth) -> None:
 
 
 def check(truth: Truth, dtype: torch.dtype, replicas: int, **settings: Any) -> None:
-    *exact, sdcc = outcomes(truth.job(dtype=dtype, **settings), [*EXACT, Sdcc()], replicas)
+    *exact, sdcc = outcomes(truth.job(dtype=dtype, **settings), [*EXACT, distilling(DISTIL)], replicas)
     loss, gradients = truth.exact(dtype)
     for outcome in exact:
         assert outcome.sums["loss"] == pytest.approx(loss, rel=TOLERANCE[dtype])
         assert worst(outcome, gradients)[0] < TOLERANCE[dtype], worst(outcome, gradients)
     loss, gradients = truth.distilled(dtype, DISTIL)
-    assert sdcc.teacher_ran
+    assert sdcc.sums["leaves"] == sum(len(diverging(rollout)) for rollout in truth.rollouts)
     assert sdcc.sums["loss"] == pytest.approx(loss, rel=TOLERANCE[dtype])
     assert worst(sdcc, gradients)[0] < TOLERANCE[dtype], worst(sdcc, gradients)
 
@@ -106,7 +107,35 @@ def test_the_dense_backend_agrees(truth: Truth) -> None:
     assert worst(outcome, gradients)[0] < 1e-9
 
 
-def test_the_batch_was_really_split(truth: Truth) -> None:
-    """Otherwise the tests above would compare one micro-batch with one micro-batch."""
-    (many,), (one,) = (outcomes(truth.job(budget=budget), [Mask4d()]) for budget in (1, 10_000))
-    assert (many.micro_batches, one.micro_batches) == (len(truth.rollouts), 1)
+def test_old_logprobs_can_be_others_than_the_rollouts(truth: Truth) -> None:
+    """The rollout's own, given by hand, change nothing; others do."""
+    logged = [rollout.record.logprobs for rollout in truth.rollouts]
+    (same,) = outcomes(truth.job(old=logged), [Mask4d()])
+    (default,) = outcomes(truth.job(), [Mask4d()])
+    (other,) = outcomes(truth.job(old=[values + 0.5 for values in logged]), [Mask4d()])
+    assert same.sums == default.sums
+    assert other.sums["ratio"] == pytest.approx(default.sums["ratio"] * math.exp(-0.5), rel=1e-5)
+
+
+def test_a_replica_without_rollouts_takes_part(truth: Truth) -> None:
+    few = replace(truth, rollouts=truth.rollouts[:2], references=truth.references[:2])
+    loss, gradients = few.exact(torch.float64)
+    (outcome,) = outcomes(few.job(dtype=torch.float64), [Mask4d()], replicas=3)
+    assert outcome.sums["loss"] == pytest.approx(loss, rel=1e-9)
+    assert worst(outcome, gradients)[0] < 1e-9
+
+
+def test_parts_of_the_loss_add_up(truth: Truth) -> None:
+    (outcome,) = outcomes(truth.job(dtype=torch.float64), [Mask4d()])
+    sums, objective = outcome.sums, truth.objective
+    total = sums["policy"] + objective.kl * sums["reference_kl"] - objective.entropy * sums["entropy"]
+    assert sums["loss"] == pytest.approx(total, rel=1e-12)
+    assert 0 < sums["clipped"] < 1
+
+
+def test_a_budget_splits_a_tree_without_changing_anything(truth: Truth) -> None:
+    loss, gradients = truth.exact(torch.float64)
+    longest = max(len(rollout.record) for rollout in truth.rollouts)
+    (outcome,) = outcomes(truth.job(dtype=torch.float64), [Mask4d(budget=longest)])
+    assert outcome.sums["loss"] == pytest.approx(loss, rel=1e-9)
+    assert worst(outcome, gradients)[0] < 1e-9

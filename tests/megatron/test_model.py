@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -9,20 +11,23 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.method import Mask4d
+from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import ConfigError, LayoutError, MemoryWalkerError
-from slime_plugin.megatron.architecture import Architecture
+from slime_plugin.megatron.architecture import transformer_config
 from slime_plugin.megatron.batch import MicroBatch, pack, student_items
 from slime_plugin.megatron.launch import Report, run_ranks
-from slime_plugin.megatron.parallel import Parallelism, context_group, start
+from slime_plugin.megatron.parallel import context_group, start_groups
 from slime_plugin.megatron.refusals import check_context_layout, check_model
 from slime_plugin.megatron.sequence import tree_sequence, window_of
 from slime_plugin.megatron.teacher import MovingAverage
 from slime_plugin.megatron.vocabulary import Shard, token_statistics
+from slime_plugin.megatron.weights import load_model
 from slime_plugin.methods import lay_out
 from tests.megatron import oracle
 from tests.megatron.conftest import Truth
-from tests.megatron.jobs import Job, sharded_model
+from tests.megatron.jobs import Job
 
 
 def tree_batch(job: Job) -> MicroBatch:
@@ -31,9 +36,9 @@ def tree_batch(job: Job) -> MicroBatch:
 
 def next_token_logprobs(report: Report, job: Job) -> list[tuple[int, float]]:
     """As a loss that knows nothing of trees would see it: row ``i - 1`` of the logits predicts token ``i``."""
-    groups = start(job.parallel)
+    groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)
-    model = sharded_model(job, architecture, groups)
+    model = load_model(job.folder, groups, job.parallel, job.dtype)
     batch, cp_group = tree_batch(job), context_group(groups)
     low, high = window_of(len(batch), cp_group)
     with torch.no_grad():
@@ -66,11 +71,7 @@ def test_a_loss_that_knows_nothing_of_trees_sees_every_token_after_its_path(spli
     checked = 0
     with torch.no_grad():
         for token in range(1, sum(len(lay_out(record, Mask4d()).rows[0]) for record in job.records)):
-            path: list[int] = []
-            above = int(batch.parent[token])
-            while above >= 0:
-                path.insert(0, int(batch.tokens[above]))
-                above = int(batch.parent[above])
+            path = [int(batch.tokens[above]) for above in walk(batch, token)]
             if path:
                 logits = model(torch.tensor([path])).logits[0, -1]
                 expected = torch.log_softmax(logits, -1)[int(batch.tokens[token])]
@@ -79,11 +80,17 @@ def test_a_loss_that_knows_nothing_of_trees_sees_every_token_after_its_path(spli
     assert checked > 100
 
 
+def walk(batch: MicroBatch, token: int) -> list[int]:
+    """From the root down to, and without, the token."""
+    above = int(batch.parent[token])
+    return [] if above < 0 else [*walk(batch, above), above]
+
+
 def stock_loss(report: Report, job: Job) -> tuple[float, float]:
     """Megatron's own cross entropy over labels, on a tree; and the mean of the log-probabilities that predict them."""
-    groups = start(job.parallel)
+    groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)
-    model = sharded_model(job, architecture, groups)
+    model = load_model(job.folder, groups, job.parallel, job.dtype)
     batch = tree_batch(job)
     tokens = torch.from_numpy(batch.tokens.astype(np.int64))
     inputs: dict[str, Any] = {"input_ids": tokens[None], "position_ids": None, "attention_mask": None}
@@ -100,8 +107,8 @@ def test_megatrons_own_loss_runs_on_a_tree(truth: Truth) -> None:
 
 
 def follow(report: Report, job: Job) -> dict[str, float]:
-    groups = start(job.parallel)
-    model = sharded_model(job, Architecture.read(job.folder), groups)
+    groups = start_groups(job.parallel)
+    model = load_model(job.folder, groups, job.parallel, job.dtype)
     average = MovingAverage([model], decay=0.75)
     weight = next(model.parameters())
     values = {"before": float(weight[0, 0])}
@@ -123,7 +130,7 @@ REFUSED = {
     "hidden_dropout": (0.1, "hidden_dropout is 0.1: a token that stands on several branches.*set hidden_dropout=0"),
     "attention_dropout": (0.2, "attention_dropout is 0.2: .*set attention_dropout=0"),
     "mtp_num_layers": (1, "mtp_num_layers is 1: multi-token prediction shifts labels.*train without it"),
-    "multi_latent_attention": (True, "multi_latent_attention is not supported by tree attention; use method logittree"),
+    "multi_latent_attention": (True, "multi_latent_attention is not supported by tree attention; .*logittree"),
     "experimental_attention_variant": ("gated_delta_net", "gated_delta_net attention does not read exactly.*logittree"),
     "window_size": ((128, 0), r"a sliding window of \(128, 0\) does not read exactly.*logittree"),
     "num_attention_heads": (5, "num_attention_heads is 5, which 2 tensor-parallel ranks do not divide"),
@@ -133,10 +140,10 @@ REFUSED = {
 
 
 def refuse(report: Report, job: Job, changes: dict[str, Any]) -> dict[str, str]:
-    groups = start(job.parallel)
+    groups = start_groups(job.parallel)
     said = {}
     for name, value in changes.items():
-        config = Architecture.read(job.folder).to_megatron(job.parallel)
+        config = transformer_config(Architecture.read(job.folder), job.parallel)
         check_model(config, groups)
         setattr(config, name, value)
         try:
@@ -169,8 +176,8 @@ def test_worlds_that_do_not_fit_are_refused(truth: Truth) -> None:
 
 
 def plain_sequence(report: Report, job: Job) -> None:
-    groups = start(job.parallel)
-    model = sharded_model(job, Architecture.read(job.folder), groups)
+    groups = start_groups(job.parallel)
+    model = load_model(job.folder, groups, job.parallel, job.dtype)
     bounds = torch.tensor([0, 4], dtype=torch.int32)
     packed = PackedSeqParams("thd", bounds, bounds, max_seqlen_q=4, max_seqlen_kv=4)
     model(input_ids=torch.arange(4)[None], position_ids=None, attention_mask=None, packed_seq_params=packed)
@@ -184,20 +191,17 @@ def test_stock_packed_sequences_are_refused(truth: Truth) -> None:
 
 
 def fail(report: Report, how: str) -> None:
-    if how == "exit":
-        raise SystemExit(3)
-    if how == "killed" and torch.distributed.get_rank() == 1:
-        import os
-        import signal
-
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how == "error" and torch.distributed.get_rank() == 1:
-        raise ValueError("this rank only")
+    if torch.distributed.get_rank() == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ConfigError("the remedy") if how == "refused" else ValueError("this rank only")
     torch.distributed.barrier()
 
 
 def test_an_error_on_one_rank_ends_all_and_is_told() -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)rank . of 2:.*"):
-        run_ranks(2, fail, "error")
-    with pytest.raises((MemoryWalkerError, RuntimeError), match=r"rank . of 2"):
+    with pytest.raises(ConfigError, match=r"^the remedy$"):
+        run_ranks(2, fail, "refused")
+    with pytest.raises(MemoryWalkerError, match=r"^rank 1 of 2 was killed; is there enough memory"):
         run_ranks(2, fail, "killed")
+    with pytest.raises(RuntimeError, match="of 2:\n"):
+        run_ranks(2, fail, "broken")

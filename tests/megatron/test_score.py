@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
 
 from examples import make_model
@@ -109,13 +115,19 @@ def test_the_summary_is_that_of_its_tokens(rolled: Rolled) -> None:
     assert sum(place["tokens"] for place in summary["places"].values()) == summary["tokens"]
     assert sum(junction["tokens"] for junction in summary["junctions"]) == summary["tokens"]
     assert summary["leaves"]["number"] == sum(len(oracle.diverging(r)) for r in rolled.rollouts.values())
-    assert summary["leaves"]["kl"] > 0
+    assert summary["leaves"]["kl_mean"] > 0
 
 
 def test_without_json_a_person_can_read_it(rolled: Rolled) -> None:
     result = run("score", str(rolled.file), "--model", str(rolled.model), "--method", "sdcc")
     assert result.exit_code == 0, result.stderr
-    for expected in ("before any edit", "pop, near", "diverging leaves: KL(live || compressed)", "not trained:"):
+    for expected in (
+        "sdcc on ",
+        "before any edit",
+        "after pop, first 16",
+        "diverging leaves: KL(live || compressed)",
+        "not trained:",
+    ):
         assert expected in result.stdout
 
 
@@ -178,8 +190,64 @@ def test_splits_that_do_not_divide_are_told_without_a_traceback(rolled: Rolled) 
     result = run("score", str(rolled.file), "--model", str(rolled.model), "--method", "mask4d", "--pp", "3")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "Error: num_layers is 4, which 3 pipeline-parallel ranks do not divide; choose a divisor of 4\n"
+        "Error: num_hidden_layers is 4, which 3 pipeline-parallel ranks do not divide; choose a divisor of 4\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tp", "3"], "Error: num_attention_heads is 4, which 3 tensor-parallel ranks do not divide"),
+        (["--sp"], "Error: sequence parallelism splits activations over tensor-parallel ranks; with tp 1 leave it off"),
+        (["--model", "nowhere"], "Directory 'nowhere' does not exist"),
+    ],
+)
+def test_what_cannot_work_is_refused_without_loading_torch(rolled: Rolled, options: list[str], message: str) -> None:
+    command = ["score", str(rolled.file), "--model", str(rolled.model), "--method", "mask4d", *options]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert message in done.stderr
+
+
+def test_a_model_that_gives_no_numbers_is_named(rolled: Rolled, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(rolled.model, tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][0] = torch.nan
+    save_file(tensors, broken / "model.safetensors")
+    result = run("score", str(rolled.file), "--model", str(broken), "--method", "mask4d", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no finite log-probability; are the weights" in result.stderr
+
+
+def test_top_k_of_the_configuration_coarsens_the_kl(rolled: Rolled, tmp_path: Path) -> None:
+    config = tmp_path / "cell.yaml"
+    config.write_text("method: {type: sdcc, top_k: 2}\n")
+    coarse = rolled.score("--config", str(config))["summary"]["leaves"]
+    whole = rolled.score("--method", "sdcc")["summary"]["leaves"]
+    assert 0 < coarse["kl_mean"] < whole["kl_mean"]
+
+
+def test_an_interrupt_ends_every_process(rolled: Rolled, tmp_path: Path) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text(rolled.file.read_text() * 400)
+    command = ["score", str(many), "--model", str(rolled.model), "--method", "logittree", "--tp", "2"]
+    for wait in (2.0, 12.0):  # while ranks are being started, and while they compute
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from slime_plugin.cli.main import main; main()", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=wait)
+        assert process.poll() is None, "it has ended by itself: make it longer"
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr.strip()) == (130, "Interrupted")
+        time.sleep(1)
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
 
 
 def test_union_and_context_parallelism_do_not_go_together(rolled: Rolled) -> None:
@@ -207,11 +275,23 @@ def test_the_example_model_scores_the_example_records(tmp_path: Path, capsys: py
     assert list(json.loads(result.stdout)) == ["memexrl", "tc_rag"]
 
 
+WITHOUT_TORCH = (
+    "import sys; from slime_plugin.cli.main import main\n"
+    "try: main(sys.argv[1:])\n"
+    "finally: sys.exit(bool({'torch', 'megatron', 'transformers'} & set(sys.modules)))"
+)
+
+
 def test_help_and_light_commands_import_no_torch() -> None:
-    check = (
-        "import sys; from slime_plugin.cli.main import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: sys.exit(bool({'torch', 'megatron', 'transformers'} & set(sys.modules)))"
-    )
     for command in (["--help"], ["score", "--help"], ["probe", "--help"], ["layout", "--help"]):
-        assert subprocess.run([sys.executable, "-c", check, *command], capture_output=True, check=False).returncode == 0
+        done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True, check=False)
+        assert done.returncode == 0
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_the_plot_fits_the_terminal(rolled: Rolled, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = probe(rolled).stdout.splitlines()
+    plot = [line for line in lines if "delta_comp " in line and "█" in line]
+    assert len(plot) == 1
+    assert max(map(len, lines)) <= int(columns)

@@ -10,20 +10,30 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slime_plugin.config.architecture import Architecture
+from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import ConfigError
-from slime_plugin.megatron.architecture import Architecture
 from slime_plugin.megatron.launch import Report, run_ranks
-from slime_plugin.megatron.parallel import Parallelism, start
-from slime_plugin.megatron.weights import load_weights, save_weights
+from slime_plugin.megatron.parallel import start_groups
+from slime_plugin.megatron.step import wrap_for_training
+from slime_plugin.megatron.weights import load_model, load_weights, save_weights
 from tests.megatron import oracle
 from tests.megatron.conftest import Truth
-from tests.megatron.jobs import Job, sharded_model
+from tests.megatron.jobs import Job
 
 
 def pass_through(report: Report, job: Job, target: Path) -> None:
-    groups = start(job.parallel)
+    """Through a model that is wrapped for training and was filled once more after that."""
+    groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)
-    save_weights([sharded_model(job, architecture, groups)], architecture, target, groups)
+    model = load_model(job.folder, groups, job.parallel)
+    wrapped = wrap_for_training(model.config, [model], groups)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    load_weights(wrapped, architecture, job.folder, groups)
+    assert not any((parameter == 7.0).all() for parameter in model.parameters())
+    save_weights(wrapped, architecture, target, groups)
 
 
 SPLITS = [Parallelism(), Parallelism(tp=2), Parallelism(pp=2), Parallelism(tp=2, pp=2)]
@@ -35,7 +45,7 @@ def test_every_tensor_comes_back_bit_for_bit(
     parallel: Parallelism, tied: bool, truth: Truth, untied: Truth, tmp_path: Path
 ) -> None:
     source = (truth if tied else untied).folder
-    run_ranks(parallel.ranks, pass_through, Job(source, [], [], parallel), tmp_path / "out")
+    run_ranks(parallel.ranks, pass_through, Job(source, parallel=parallel), tmp_path / "out")
     expected = load_file(source / "model.safetensors")
     found = {k: v for file in (tmp_path / "out").glob("*.safetensors") for k, v in load_file(file).items()}
     assert ("lm_head.weight" in found) is not tied
@@ -47,9 +57,9 @@ def test_every_tensor_comes_back_bit_for_bit(
 
 def test_a_saved_model_can_be_loaded_under_another_split(truth: Truth, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    run_ranks(2, pass_through, Job(truth.folder, [], [], Parallelism(pp=2)), first)
+    run_ranks(2, pass_through, Job(truth.folder, parallel=Parallelism(pp=2)), first)
     shutil.copy(truth.folder / "config.json", first)
-    run_ranks(2, pass_through, Job(first, [], [], Parallelism(tp=2)), second)
+    run_ranks(2, pass_through, Job(first, parallel=Parallelism(tp=2)), second)
     expected = load_file(truth.folder / "model.safetensors")
     found = load_file(second / "model.safetensors")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -61,7 +71,7 @@ def copy(truth: Truth, tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> None:
-    run_ranks(1, pass_through, Job(folder, [], []), folder / "out")
+    run_ranks(1, pass_through, Job(folder), folder / "out")
 
 
 def test_a_missing_tensor_is_named(copy: Path) -> None:
@@ -78,7 +88,7 @@ def test_weights_of_another_shape_are_refused(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     tensors["model.norm.weight"] = torch.ones(7)
     save_file(tensors, copy / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"model\.norm\.weight gives \(7,\) for a parameter of \(32,\)"):
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight is \(7,\), by config\.json it should be \(32,\)"):
         load(copy)
 
 
@@ -102,7 +112,9 @@ def test_a_folder_without_weights_is_refused(copy: Path) -> None:
         ({"attention_bias": True}, "attention_bias is True; only False is supported"),
         ({"use_sliding_window": True}, "use_sliding_window is True; only False is supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type is 'yarn'; only 'default'"),
-        ({"head_dim": None}, "no 'head_dim'"),
+        ({"head_dim": None}, "head_dim is None, not a positive whole number"),
+        ({"vocab_size": "131"}, "vocab_size is '131', not a positive whole number"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps is 0, not a positive number"),
     ],
 )
 def test_models_it_would_compute_wrongly_are_refused(copy: Path, change: dict[str, object], message: str) -> None:
@@ -132,15 +144,22 @@ def test_older_configurations_keep_rope_at_the_top(copy: Path) -> None:
     assert Architecture.read(copy).rotary_base == 123456.0
 
 
-def test_loading_needs_no_other_ranks_tensors(truth: Truth) -> None:
-    """Padding rows of the embedding are zero, and the real ones are all there."""
-    (shape,) = run_ranks(1, _padding, Job(truth.folder, [], []))
-    assert shape == (oracle.VOCABULARY, 32)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 200}, r"embed_tokens\.weight is \(131, 32\), by config\.json it should be \(200, 32\)"),
+        ({"num_hidden_layers": 3}, r"the weights have 4 layers, config\.json says 3; they belong to different models"),
+        ({"num_key_value_heads": 1}, r"k_proj\.weight is \(16, 32\), by config\.json it should be \(8, 32\)"),
+    ],
+)
+def test_weights_of_another_model_are_refused(copy: Path, change: dict[str, int], message: str) -> None:
+    path = copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=message):
+        load(copy)
 
 
-def _padding(report: Report, job: Job) -> tuple[int, ...]:
-    groups = start(job.parallel)
-    architecture = Architecture.read(job.folder)
-    model = sharded_model(job, architecture, groups)
-    load_weights([model], architecture, job.folder, groups)
-    return tuple(model.embedding.word_embeddings.weight.shape)
+def test_an_index_that_is_none_is_refused(copy: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text('{"weight_map": {"model.norm.weight": 3}}')
+    with pytest.raises(ConfigError, match="not an index of safetensors files"):
+        load(copy)

@@ -106,26 +106,25 @@ def _scatter_add(gathered: Tensor, index: Tensor | None, like: Tensor) -> Tensor
 
 
 def _varlen(plan: TreePlan, device: torch.device) -> Varlen:
-    """The plan on the device; kept with the plan, because every layer asks for it."""
-    kept: dict[torch.device, Varlen] = plan.__dict__.setdefault("_varlen", {})
-    if device not in kept:
+    if (Varlen, device) not in plan.on_device:
         queries, keys = plan.query_bounds, plan.key_bounds
-        kept[device] = Varlen(
+        plan.on_device[Varlen, device] = Varlen(
             cu_seqlens_q=torch.from_numpy(queries).to(device),
             cu_seqlens_k=torch.from_numpy(keys).to(device),
             max_seqlen_q=int(np.diff(queries).max()),
             max_seqlen_k=int(np.diff(keys).max()),
         )
-    return kept[device]
+    varlen: Varlen = plan.on_device[Varlen, device]
+    return varlen
 
 
 def _gather_index(plan: TreePlan, device: torch.device) -> Tensor | None:
     if not plan.gathers:
         return None
-    kept: dict[torch.device, Tensor] = plan.__dict__.setdefault("_gather_index", {})
-    if device not in kept:
-        kept[device] = torch.from_numpy(plan.key_index).to(device)
-    return kept[device]
+    if (Tensor, device) not in plan.on_device:
+        plan.on_device[Tensor, device] = torch.from_numpy(plan.key_index).to(device)
+    index: Tensor = plan.on_device[Tensor, device]
+    return index
 
 
 @cache
@@ -140,7 +139,7 @@ def flash_kernel() -> VarlenKernel:
         return _flash_attention_2(importlib.import_module("flash_attn.flash_attn_interface"))
     except ImportError as error:
         raise ConfigError(
-            "attention backend flash needs flash-attn 2.7 or newer; pip install 'memorywalker[cuda]' or use flex"
+            "attention backend flash needs flash-attn 2.7 or newer; pip install 'memorywalker[cuda]'"
         ) from error
 
 

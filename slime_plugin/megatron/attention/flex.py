@@ -39,8 +39,7 @@ def _block_mask(plan: TreePlan, device: torch.device) -> Any:
     """Built once per micro-batch, and kept with the plan for all layers."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    kept: dict[torch.device, Any] = plan.__dict__.setdefault("_block_mask", {})
-    if device not in kept:
+    if ("flex", device) not in plan.on_device:
         start, stop = plan.window
         ends = subtree_ends(plan)
         pairs = int(np.maximum(ends - np.maximum(np.arange(plan.tokens), start), 0).sum())
@@ -54,8 +53,10 @@ def _block_mask(plan: TreePlan, device: torch.device) -> Any:
         def is_ancestor(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             return (kv <= q + start) & (q + start < end[kv])
 
-        kept[device] = create_block_mask(is_ancestor, None, None, stop - start, plan.tokens, device=device)
-    return kept[device]
+        plan.on_device["flex", device] = create_block_mask(
+            is_ancestor, None, None, stop - start, plan.tokens, device=device
+        )
+    return plan.on_device["flex", device]
 
 
 @cache

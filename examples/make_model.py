@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": 512,
@@ -31,27 +32,39 @@ CONFIG = {
 }
 
 
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a Qwen3 checkpoint."""
+    hidden, inner, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
+    queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
+    layer = {
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    return {
+        "model.embed_tokens.weight": (CONFIG["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+        **{
+            f"model.layers.{number}.{name}.weight": shape
+            for number in range(CONFIG["num_hidden_layers"])
+            for name, shape in layer.items()
+        },
+    }
+
+
 def main(folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    shapes = {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}
-    for layer in range(4):
-        prefix = f"model.layers.{layer}"
-        shapes |= {
-            f"{prefix}.input_layernorm.weight": (64,),
-            f"{prefix}.post_attention_layernorm.weight": (64,),
-            f"{prefix}.self_attn.q_norm.weight": (16,),
-            f"{prefix}.self_attn.k_norm.weight": (16,),
-            f"{prefix}.self_attn.q_proj.weight": (64, 64),
-            f"{prefix}.self_attn.k_proj.weight": (32, 64),
-            f"{prefix}.self_attn.v_proj.weight": (32, 64),
-            f"{prefix}.self_attn.o_proj.weight": (64, 64),
-            f"{prefix}.mlp.gate_proj.weight": (128, 64),
-            f"{prefix}.mlp.up_proj.weight": (128, 64),
-            f"{prefix}.mlp.down_proj.weight": (64, 128),
-        }
     tensors = {
         name: torch.ones(shape) if len(shape) == 1 else 0.15 * torch.randn(shape, generator=generator)
-        for name, shape in shapes.items()
+        for name, shape in shapes().items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

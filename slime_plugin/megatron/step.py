@@ -60,8 +60,8 @@ class Predictions:
 Consume = Callable[[Predictions], tuple[Tensor, Result]]
 """Turns predictions into a scalar to minimise and whatever the caller wants back.
 
-The scalar of an update depends on the predictions also where there are none of them, as an empty sum does: a rank without
-tokens of its own still takes part in the backward pass of the others.
+The scalar of an update depends on the predictions also where there are none of them, as an empty sum does: a rank
+without tokens of its own still takes part in the backward pass of the others.
 """
 
 

@@ -1,5 +1,5 @@
 # make check runs everything a change has to pass; see CONTRIBUTING.md.
-.PHONY: check lint format test docs bench fuzz
+.PHONY: check lint format test docs bench cost fuzz
 
 check: lint test
 
@@ -24,6 +24,10 @@ docs: .venv
 # Numbers for docs/benchmarks.md.
 bench: .venv
 	.venv/bin/python -m benchmarks.waist
+
+# What an update costs under each method; seven minutes of one core.
+cost: .venv
+	.venv/bin/python -m benchmarks.cost
 
 # A minute of damaged files thrown at the reader.
 fuzz: .venv

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -35,6 +35,11 @@ class Varlen:
     cu_seqlens_k: Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Under the names that both versions of FlashAttention give them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,38 +150,21 @@ def flash_kernel() -> VarlenKernel:
 
 def _flash_attention_2(library: Any) -> VarlenKernel:
     def forward(q: Tensor, k: Tensor, v: Tensor, varlen: Varlen, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse, _, _ = library._flash_attn_varlen_forward(
-            q=q,
-            k=k,
-            v=v,
-            cu_seqlens_q=varlen.cu_seqlens_q,
-            cu_seqlens_k=varlen.cu_seqlens_k,
-            max_seqlen_q=varlen.max_seqlen_q,
-            max_seqlen_k=varlen.max_seqlen_k,
-            dropout_p=0.0,
-            softmax_scale=scale,
-            causal=True,
-        )
+        settings = {"dropout_p": 0.0, "softmax_scale": scale, "causal": True}
+        out, lse, _, _ = library._flash_attn_varlen_forward(q=q, k=k, v=v, **varlen.arguments, **settings)
         return out, lse
 
     def backward(
         grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, varlen: Varlen, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        tensors = {"dout": grad_out, "q": q, "k": k, "v": v, "out": out, "softmax_lse": lse}
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         library._flash_attn_varlen_backward(
-            dout=grad_out,
-            q=q,
-            k=k,
-            v=v,
-            out=out,
-            softmax_lse=lse,
-            dq=grads[0],
-            dk=grads[1],
-            dv=grads[2],
-            cu_seqlens_q=varlen.cu_seqlens_q,
-            cu_seqlens_k=varlen.cu_seqlens_k,
-            max_seqlen_q=varlen.max_seqlen_q,
-            max_seqlen_k=varlen.max_seqlen_k,
+            **tensors,
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            **varlen.arguments,
             dropout_p=0.0,
             softmax_scale=scale,
             causal=True,
@@ -186,48 +174,25 @@ def _flash_attention_2(library: Any) -> VarlenKernel:
             alibi_slopes=None,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
-        return grads
+        return dq, dk, dv
 
     return VarlenKernel(forward, backward)
 
 
 def _flash_attention_3(library: Any) -> VarlenKernel:
     def forward(q: Tensor, k: Tensor, v: Tensor, varlen: Varlen, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse, *_ = library._flash_attn_forward(
-            q=q,
-            k=k,
-            v=v,
-            cu_seqlens_q=varlen.cu_seqlens_q,
-            cu_seqlens_k=varlen.cu_seqlens_k,
-            max_seqlen_q=varlen.max_seqlen_q,
-            max_seqlen_k=varlen.max_seqlen_k,
-            softmax_scale=scale,
-            causal=True,
-        )
+        settings = {"softmax_scale": scale, "causal": True}
+        out, lse, *_ = library._flash_attn_forward(q=q, k=k, v=v, **varlen.arguments, **settings)
         return out, lse
 
     def backward(
         grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, varlen: Varlen, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        library._flash_attn_backward(
-            dout=grad_out,
-            q=q,
-            k=k,
-            v=v,
-            out=out,
-            softmax_lse=lse,
-            cu_seqlens_q=varlen.cu_seqlens_q,
-            cu_seqlens_k=varlen.cu_seqlens_k,
-            max_seqlen_q=varlen.max_seqlen_q,
-            max_seqlen_k=varlen.max_seqlen_k,
-            dq=grads[0],
-            dk=grads[1],
-            dv=grads[2],
-            softmax_scale=scale,
-            is_causal=True,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
-        return grads
+        tensors = {"dout": grad_out, "q": q, "k": k, "v": v, "out": out, "softmax_lse": lse}
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        settings = {"softmax_scale": scale, "is_causal": True}
+        settings["deterministic"] = torch.are_deterministic_algorithms_enabled()
+        library._flash_attn_backward(**tensors, dq=dq, dk=dk, dv=dv, **varlen.arguments, **settings)
+        return dq, dk, dv
 
     return VarlenKernel(forward, backward)

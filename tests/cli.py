@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import click
 from click.testing import CliRunner
 
 from slime_plugin.cli.main import main
+
+INTERRUPTIBLE = [
+    sys.executable,
+    "-c",
+    # What is started in the background of a script inherits that interrupts are ignored.
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from slime_plugin.cli.main import main; main()",
+]
+"""The command line in a process of its own, to be followed by arguments."""
 
 
 @dataclass(frozen=True)

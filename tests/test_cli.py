@@ -16,7 +16,7 @@ import click
 import pytest
 
 from slime_plugin.record import Meta, Record, StoreWriter, dump_record
-from tests.cli import run
+from tests.cli import INTERRUPTIBLE, run
 from tests.conftest import ROOT
 
 RUNNING = str(ROOT / "examples/records/running_example.json")
@@ -358,9 +358,9 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
 
 
 def test_an_interrupt_ends_a_command_at_once() -> None:
-    script = Path(sys.executable).parent / "memorywalker"
     pipe = subprocess.PIPE
-    with subprocess.Popen([script, "record", "check", "-"], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    command = [*INTERRUPTIBLE, "record", "check", "-"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin is not None
         process.stdin.write(" " * 1_000_000)  # more than a pipe holds: once it is written, the command is reading
         process.stdin.flush()

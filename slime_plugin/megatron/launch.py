@@ -5,13 +5,14 @@ For scoring and tests. A cluster's ranks are started by slime.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -43,14 +44,15 @@ def run_ranks(
         workers: list[BaseProcess] = []
         pipes: list[Connection] = []
         try:
-            for rank in range(ranks):
-                ours, theirs = processes.Pipe(duplex=False)
-                work = (theirs, folder, rank, ranks, function, arguments)
-                started = processes.Process(target=_rank, args=work, daemon=True)
-                started.start()
-                workers.append(started)
-                theirs.close()
-                pipes.append(ours)
+            with _interrupts_afterwards():  # a rank that is interrupted while it is made would say so on the terminal
+                for rank in range(ranks):
+                    ours, theirs = processes.Pipe(duplex=False)
+                    work = (theirs, folder, rank, ranks, function, arguments)
+                    started = processes.Process(target=_rank, args=work, daemon=True)
+                    started.start()
+                    workers.append(started)
+                    theirs.close()
+                    pipes.append(ours)
             return _collect(pipes, on_progress)
         finally:
             for worker in workers:
@@ -73,6 +75,22 @@ def _start_method(module: str) -> SpawnContext | ForkServerContext:
         finally:
             signal.signal(signal.SIGINT, handler)
     return processes
+
+
+@contextlib.contextmanager
+def _interrupts_afterwards() -> Iterator[None]:
+    """An interrupt during this is raised at its end."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    caught: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if caught:
+        raise KeyboardInterrupt
 
 
 def _collect(pipes: list[Connection], on_progress: Report) -> list[Any]:

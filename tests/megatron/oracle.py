@@ -45,6 +45,8 @@ def make_model(folder: Path, *, tied: bool, seed: int = 0) -> Path:
         max_position_embeddings=256,
         tie_word_embeddings=tied,
         initializer_range=0.15,
+        rms_norm_eps=1e-3,  # neither this nor the base of RoPE is anyone's default
+        rope_parameters={"rope_type": "default", "rope_theta": 3e4},
     )
     model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers'
     with torch.no_grad():

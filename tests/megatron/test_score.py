@@ -118,6 +118,11 @@ def test_the_summary_is_that_of_its_tokens(rolled: Rolled) -> None:
     assert summary["leaves"]["kl_mean"] > 0
 
 
+def test_leaf_kls_are_whole_however_ranks_share_them(rolled: Rolled) -> None:
+    alone, shared = (rolled.score("--method", "sdcc", *split)["summary"]["leaves"] for split in ([], ["--cp", "2"]))
+    assert shared == pytest.approx(alone, rel=1e-4)
+
+
 def test_without_json_a_person_can_read_it(rolled: Rolled) -> None:
     result = run("score", str(rolled.file), "--model", str(rolled.model), "--method", "sdcc")
     assert result.exit_code == 0, result.stderr

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
+from slime_plugin.bridge.editors import EDITORS
+from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import Frozen, load_config
-from slime_plugin.config.method import Cell, Mask4d
+from slime_plugin.config.method import Mask4d
 from slime_plugin.errors import ConfigError
 from slime_plugin.methods import METHODS
 from tests.conftest import ROOT
@@ -16,13 +18,16 @@ from tests.conftest import ROOT
 SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_configuration_loads(path: Path) -> None:
-    assert load_config(path, Cell).method.type == path.stem
+    cell = load_config(path, Cell)
+    named_by = {"methods": cell.method.type, "small_world": cell.harness.type}
+    assert named_by[path.parent.name] == path.stem
 
 
-def test_there_is_one_per_method() -> None:
-    assert sorted(path.stem for path in (ROOT / "configs/methods").glob("*.yaml")) == sorted(METHODS)
+def test_there_is_one_per_method_and_one_per_editor() -> None:
+    for folder, names in (("methods", METHODS), ("small_world", EDITORS)):
+        assert sorted(path.stem for path in (ROOT / "configs" / folder).glob("*.yaml")) == sorted(names)
 
 
 def test_the_default_is_the_cheapest_exact_method(tmp_path: Path) -> None:

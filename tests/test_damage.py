@@ -336,10 +336,10 @@ def test_any_single_change_is_refused_or_means_something_else(rollout: Rollout, 
     while isinstance(holder[key], list | dict) and holder[key] and data.draw(st.integers(0, 4)):
         holder = holder[key]
         key = data.draw(st.sampled_from(sorted(holder) if isinstance(holder, dict) else range(len(holder))))
-    before = json.dumps(holder[key])
+    before = holder[key]
     others: list[Any] = [None, -1, 0, 1, 2, 99, 0.5, -0.5, True, "", "pop", [], [[0, 1]], {}, 1e300]
     holder[key] = data.draw(st.sampled_from(others))
-    if json.dumps(holder[key]).replace("true", "1") == before:  # a flag may be written as a boolean
+    if holder[key] == before:  # a flag may be written as a boolean, and -0.0 is 0
         return
     try:
         changed = parse_record(json.dumps(value))

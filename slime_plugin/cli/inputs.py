@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from slime_plugin.cli.output import with_progress
+from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import load_config, parse_config
-from slime_plugin.config.method import PACKINGS, Cell, Method
+from slime_plugin.config.method import PACKINGS, Method
 from slime_plugin.errors import MemoryWalkerError, printable
 from slime_plugin.methods import METHODS
 from slime_plugin.record import Entry, Record, read_entries

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from slime_plugin.errors import ConfigError, nearest
@@ -23,6 +23,9 @@ class Frozen(BaseModel):
 
 
 Model = TypeVar("Model", bound=Frozen)
+
+File = Annotated[Path, Field(strict=False)]
+"""A path, relative to the folder a command is run in. YAML has strings, which a strict model would refuse."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -72,9 +75,12 @@ def _explain(detail: ErrorDetails, model: type[Frozen], value: Any) -> str:
     context = detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
         return f"{place}: unknown key; use {nearest(keys[-1], sorted(_all_keys(model)))}"
+    if detail["type"] == "missing":
+        return f"{place}: missing; it has no default"
     if detail["type"] == "union_tag_invalid":
         known = [tag.strip("'") for tag in str(context["expected_tags"]).split(", ")]
-        return f"{place}.type: there is no {context['tag']!r}; use {nearest(context['tag'], known)}"
+        found = f"there is no {context['tag']!r}" if context["tag"] else "missing"
+        return f"{place}.type: {found}; use {nearest(context['tag'], known)}"
     if detail["type"] == "value_error":
         return f"{place}: {context['error']}"
     return f"{place}: {detail['msg']}, but it is {detail['input']!r:.60}"
@@ -87,7 +93,8 @@ def _written_keys(loc: tuple[str | int, ...], value: Any) -> list[str]:
         if isinstance(value, dict) and key not in value and (i < len(loc) - 1 or key == value.get("type")):
             continue
         keys.append(str(key))
-        value = value.get(key) if isinstance(value, dict) else None
+        listed = isinstance(value, list) and isinstance(key, int)
+        value = value[key] if listed else value.get(key) if isinstance(value, dict) else None
     return keys
 
 

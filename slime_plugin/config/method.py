@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from slime_plugin.config.frozen import Frozen
-from slime_plugin.config.objective import Objective
 
 Packing = Literal["trie", "replicated", "union"]
 PACKINGS: tuple[str, ...] = get_args(Packing)
@@ -71,12 +70,3 @@ Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc, Fiel
 
 EVERY_METHOD: tuple[Method, ...] = (NaiveCompressed(), NaiveFull(), LogitTree(), Mask4d(), Sdcc())
 """All methods with their defaults, in the order in which they are compared."""
-
-
-class Cell(Frozen):
-    """One cell of the matrix of harnesses and methods: what one training run is configured with."""
-
-    method: Method = Mask4d()
-    objective: Objective = Objective()
-    std: bool = True
-    """Divide advantages by the standard deviation of their group."""

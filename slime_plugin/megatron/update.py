@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from slime_plugin.config.method import Cell, Sdcc
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import Sdcc
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.megatron.batch import idle_batch, pack_within, student_items, teacher_items
 from slime_plugin.megatron.diagnostics import add_sums, places_of

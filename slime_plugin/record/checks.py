@@ -42,7 +42,7 @@ def logprob_defects(generated: BoolArray, logprobs: FloatArray) -> Iterator[Defe
             f"logprobs[{p}]",
             f"{logprobs[p]:g} for a token that was not generated ({spurious.size} such); give null there",
         )
-    high = np.flatnonzero(given & (np.nan_to_num(logprobs) > LARGEST_LOGPROB))
+    high = np.flatnonzero(logprobs > LARGEST_LOGPROB)
     if high.size:
         p = int(high[0])
         yield Defect(

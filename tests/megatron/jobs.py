@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from slime_plugin.config.architecture import Architecture
-from slime_plugin.config.method import Cell, Method, Sdcc
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import Method, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.megatron.launch import Report

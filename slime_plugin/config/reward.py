@@ -1,0 +1,27 @@
+"""What a rollout is worth: the ``reward:`` block of a configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from slime_plugin.config.custom import CUSTOM, Custom, type_of
+from slime_plugin.config.frozen import Frozen
+
+
+class ExactMatch(Frozen):
+    """1 for the right answer, whatever its case, articles and punctuation; 0 without an answer."""
+
+    type: Literal["exact_match"] = "exact_match"
+    format: float = Field(default=0.2, ge=0, le=1)
+    """For a wrong answer that is given as one, between its tags."""
+
+
+class CustomReward(Custom):
+    """A function of your own from an ``Outcome`` to a number, or a class whose instances are such functions."""
+
+
+Reward = Annotated[
+    Annotated[ExactMatch, Tag("exact_match")] | Annotated[CustomReward, Tag(CUSTOM)], Discriminator(type_of)
+]

@@ -1,0 +1,280 @@
+"""The live context of a rollout, and the record that grows with it.
+
+The context is an ordered list of segments over the record's tape. It grows at its end, by messages and by turns of the
+policy, and is rewritten by three verbs: :meth:`Context.evict`, :meth:`Context.replace` and :meth:`Context.restore`.
+**The verbs write the edit into the record**, so an editor cannot forget to log one, and the prompt that the engine is
+sent is the concatenation of the segments, so it cannot differ from what is logged.
+
+    prompt  turn 1  result 1  turn 2  result 2          a context of five segments
+    context.evict([result_1.id])                        the policy's next turn no longer sees result 1
+    context.restore([result_1.id])                      and now it does again, at the end
+
+Each verb on its own is one edit. Several together are one edit inside ``with context.edit("fold", author="policy")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from slime_plugin.bridge.chat.base import Chat
+from slime_plugin.bridge.engine.base import Generation
+from slime_plugin.bridge.messages import Message, Role
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.record import Edit, Meta, Record, Span, View
+from slime_plugin.record.meta import Json
+
+NAN = float("nan")
+
+
+class ContextError(MemoryWalkerError):
+    """An edit that makes no sense on this context: a mistake of the editor. The context is as it was before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of the context that enters, leaves and comes back as a whole: a message or a turn."""
+
+    id: int
+    """Counts the segments of a rollout; 0 is the prompt."""
+    role: Role
+    text: str
+    """What it says, for people and editors to read; the tokens are what counts."""
+    start: int
+    stop: int
+    """Its tokens are tape positions ``[start, stop)``."""
+    sampled: Span | None = None
+    """Which of them the policy sampled."""
+    name: str | None = None
+    """Which tool answered."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Context:
+    """What the policy sees now, and the tape and views of all it ever saw."""
+
+    def __init__(self, chat: Chat, prompt: Sequence[int], text: str) -> None:
+        """``prompt`` are the tokens of the system message and the question; they stay in front for ever."""
+        self._chat = chat
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []  # NaN where not sampled
+        self._known: list[Segment] = []  # by id
+        self._live: list[Segment] = []
+        self._views: list[View] = []
+        self._edits: list[Edit] = []
+        self._editing = False
+        self._born = 0  # segments there were when the edit under way began
+        self._prompt: list[int] = []  # the tokens of the live segments
+        self._add(Segment(0, "user", text, 0, len(prompt)), prompt)
+
+    # Reading
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The live segments in context order; the first is the prompt."""
+        return tuple(self._live)
+
+    @property
+    def body(self) -> tuple[Segment, ...]:
+        """The live segments after the prompt: what an editor may touch."""
+        return tuple(self._live[1:])
+
+    @property
+    def results(self) -> tuple[Segment, ...]:
+        """The live tool results, oldest first as they stand in the context."""
+        return tuple(segment for segment in self._live if segment.role == "tool")
+
+    def __len__(self) -> int:
+        """Tokens of the live context."""
+        return len(self._prompt)
+
+    def __getitem__(self, id: int) -> Segment:
+        """A segment by its id, live or not."""
+        if not 0 <= id < len(self._known):
+            raise ContextError(f"there is no segment {id}; this rollout has had {len(self._known)}")
+        return self._known[id]
+
+    @property
+    def edits(self) -> int:
+        """How often it was edited."""
+        return len(self._edits)
+
+    def prompt(self) -> list[int]:
+        """What the engine is sent for the next turn."""
+        if self._editing:
+            raise ContextError("the policy cannot be asked in the middle of an edit; ask first, then edit")
+        return [*self._prompt, *self._chat.open_turn()]
+
+    def place(self, id: int) -> int:
+        """Where a live segment stands among :attr:`segments`."""
+        for place, segment in enumerate(self._live):
+            if segment.id == id:
+                return place
+        raise ContextError(f"segment {self[id].id} is not in the live context; restore it first")
+
+    # Growing
+
+    def append(self, message: Message) -> Segment:
+        """A message at the end."""
+        return self._append(message.role, message.content, self._chat.render(message), name=message.name)
+
+    def append_turn(self, generation: Generation) -> Segment:
+        """What the policy sampled under :meth:`prompt`."""
+        opening = self._chat.open_turn()
+        closing = self._chat.close_turn(generation.tokens)
+        first = len(self._tokens) + len(opening)
+        sampled = (first, first + len(generation.tokens))
+        segment = self._append(
+            "assistant", self._chat.text(generation.tokens), [*opening, *generation.tokens, *closing], sampled=sampled
+        )
+        self._logprobs[slice(*sampled)] = generation.logprobs
+        return segment
+
+    def take_back(self, segment: Segment) -> None:
+        """A message that was appended last, and under which nothing was sampled, as if it had never been."""
+        if self._live[-1] != segment or segment.stop != len(self._tokens) or segment.sampled is not None:
+            raise ContextError(f"segment {segment.id} is not the last message of the context; evict it instead")
+        del self._tokens[segment.start :], self._logprobs[segment.start :], self._known[segment.id :]
+        del self._live[-1], self._prompt[-len(segment) :]
+
+    # Editing
+
+    def evict(self, ids: Iterable[int]) -> None:
+        """The segments leave. They can be restored."""
+        leaving = self._leaving(ids)
+        with self._verb("prune"):
+            self._live = [segment for segment in self._live if segment.id not in leaving]
+            self._rebuild()
+
+    def replace(self, ids: Iterable[int], message: Message) -> Segment:
+        """The segments leave, and the message stands where the first of them stood."""
+        leaving = self._leaving(ids)
+        if not leaving:
+            raise ContextError("replace takes at least 1 segment; with 0 there is no place for the message")
+        with self._verb("compact"):
+            at = next(place for place, segment in enumerate(self._live) if segment.id in leaving)
+            self._live = [segment for segment in self._live if segment.id not in leaving]
+            tokens = self._chat.render(message)
+            start = len(self._tokens)
+            segment = Segment(
+                len(self._known), message.role, message.content, start, start + len(tokens), name=message.name
+            )
+            self._add(segment, tokens, at)
+            self._rebuild()
+        return segment
+
+    def restore(self, ids: Iterable[int], at: int | None = None) -> None:
+        """Segments that had left come back, in the order given, in front of place ``at`` of :attr:`segments`.
+
+        At the end if no place is given. The very tokens come back: nothing is rendered again.
+        """
+        coming = [self[id] for id in ids]
+        live = {segment.id for segment in self._live}
+        for segment in coming:
+            if segment.id in live:
+                raise ContextError(f"segment {segment.id} is in the live context already; evict it first to move it")
+            live.add(segment.id)
+        at = len(self._live) if at is None else at
+        if not 1 <= at <= len(self._live):
+            raise ContextError(
+                f"cannot restore at place {at}: places go from 1, after the prompt, to {len(self._live)}"
+            )
+        with self._verb("restore"):
+            self._live[at:at] = coming
+            self._rebuild()
+
+    @contextmanager
+    def edit(self, kind: str, *, author: str = "harness", **details: Json) -> Iterator[None]:
+        """All verbs inside are one edit of that kind. If one of them is refused, none of them happened."""
+        if self._editing:
+            raise ContextError(f"a {kind} inside another edit; end that one first")
+        entry = Edit(kind, author, details)
+        for defect in entry.defects("edit"):
+            raise ContextError(str(defect))
+        before, live, tape, known = self._view(), list(self._live), len(self._tokens), len(self._known)
+        self._editing, self._born = True, known
+        try:
+            yield
+        except BaseException:
+            self._live = live
+            del self._tokens[tape:], self._logprobs[tape:], self._known[known:]
+            self._rebuild()
+            raise
+        finally:
+            self._editing = False
+        if not _extends(before, self._view(), tape):
+            self._views.append(before)
+            self._edits.append(entry)
+
+    def record(self, meta: Meta) -> Record:
+        """The record of the rollout so far."""
+        tokens, logprobs = np.array(self._tokens), np.array(self._logprobs)
+        return Record(tokens, ~np.isnan(logprobs), logprobs, [*self._views, self._view()], self._edits, meta)
+
+    def _leaving(self, ids: Iterable[int]) -> set[int]:
+        leaving = set(ids)
+        for id in leaving:
+            if self.place(id) == 0:
+                raise ContextError("segment 0 is the prompt, which stays; evict what comes after it")
+            if self._editing and id >= self._born:
+                raise ContextError(f"segment {id} came with this edit; it cannot leave before anybody has seen it")
+        return leaving
+
+    @contextmanager
+    def _verb(self, kind: str) -> Iterator[None]:
+        """A verb outside of an edit is an edit of its own."""
+        if self._editing:
+            yield
+        else:
+            with self.edit(kind):
+                yield
+
+    def _append(
+        self, role: Role, text: str, tokens: Sequence[int], sampled: Span | None = None, name: str | None = None
+    ) -> Segment:
+        start = len(self._tokens)
+        segment = Segment(len(self._known), role, text, start, start + len(tokens), sampled, name)
+        self._add(segment, tokens)
+        return segment
+
+    def _add(self, segment: Segment, tokens: Sequence[int], at: int | None = None) -> None:
+        self._tokens.extend(tokens)
+        self._logprobs.extend([NAN] * len(tokens))
+        self._known.append(segment)
+        if at is None:
+            self._live.append(segment)
+            self._prompt.extend(tokens)
+        else:
+            self._live.insert(at, segment)
+
+    def _rebuild(self) -> None:
+        tokens = self._tokens
+        self._prompt = list(chain.from_iterable(tokens[segment.start : segment.stop] for segment in self._live))
+
+    def _view(self) -> View:
+        """The live context as spans of the tape; neighbours are one span."""
+        spans: list[Span] = []
+        for segment in self._live:
+            if spans and spans[-1][1] == segment.start:
+                spans[-1] = (spans[-1][0], segment.stop)
+            else:
+                spans.append((segment.start, segment.stop))
+        return tuple(spans)
+
+
+def _extends(before: View, after: View, tape: int) -> bool:
+    """Nothing was edited: ``after`` is ``before`` and then only tokens that were not on the tape yet."""
+    if before == after:
+        return True
+    head, last = before[:-1], before[-1]
+    if after[: len(head)] != head or len(after) < len(before):
+        return False
+    joint = after[len(head)]
+    rest = ((last[1], joint[1]), *after[len(before) :])
+    return joint[0] == last[0] and joint[1] >= last[1] and all(start >= tape or start == stop for start, stop in rest)

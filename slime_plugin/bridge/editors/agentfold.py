@@ -1,0 +1,30 @@
+"""AgentFold: a context that has grown too long is folded into a summary."""
+
+from __future__ import annotations
+
+from slime_plugin.bridge.context import Context
+from slime_plugin.bridge.editors.base import Ask, Editor
+from slime_plugin.bridge.messages import Message
+from slime_plugin.config.harness import AgentFold
+
+
+class AgentFoldEditor(Editor[AgentFold]):
+    """Triggered by length alone.
+
+    The summary is sampled by the policy under the long context, and trained there. The same tokens then stand in the
+    short context, in place of what they summarise.
+    """
+
+    Settings = AgentFold
+
+    async def before_turn(self, context: Context, ask: Ask) -> None:
+        prefix = context.body[: max(0, len(context.body) - self.settings.keep)]
+        if len(context) <= self.settings.threshold or len(prefix) < 2:  # a lone summary cannot be folded further
+            return
+        summary = await ask(Message("user", self.settings.request), self.settings.summary_tokens)
+        if summary is None:
+            return
+        request = context.segments[context.place(summary.id) - 1]
+        with context.edit("fold", author="policy"):
+            context.evict([*(segment.id for segment in prefix), request.id, summary.id])
+            context.restore([summary.id], at=1)

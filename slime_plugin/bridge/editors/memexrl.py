@@ -1,0 +1,85 @@
+"""MemexRL: a store beside the context, into which the policy puts tool results and from which it gets them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slime_plugin.bridge.context import Context, Segment
+from slime_plugin.bridge.editors.base import Action, Editor
+from slime_plugin.bridge.messages import Message
+from slime_plugin.bridge.tools.base import Parameter, Schema, ToolError
+from slime_plugin.config.harness import MemexRL
+
+_NAME = Parameter("string", "The name of the entry.")
+OFFLOAD = Schema(
+    "memory_offload",
+    "Move tool results out of the conversation into memory. Only the name of the entry stays visible.",
+    {
+        "name": _NAME,
+        "items": Parameter(
+            "array",
+            "Which tool results: 1 is the oldest one visible. All, if not given.",
+            required=False,
+            items="integer",
+        ),
+    },
+)
+RETRIEVE = Schema(
+    "memory_retrieve", "Bring the tool results of an entry back, to the end of the conversation.", {"name": _NAME}
+)
+
+
+class MemexRLEditor(Editor[MemexRL]):
+    """Spans leave, come back elsewhere, and are all there again when the policy answers."""
+
+    Settings = MemexRL
+
+    def __init__(self, settings: MemexRL) -> None:
+        super().__init__(settings)
+        self._store: dict[str, tuple[Segment, list[int]]] = {}  # name -> its stub, the segments it stands for
+
+    def actions(self) -> Iterable[Action]:
+        yield Action(OFFLOAD, self._offload)
+        yield Action(RETRIEVE, self._retrieve)
+
+    def _offload(self, context: Context, arguments: Mapping[str, Any]) -> str:
+        name = arguments["name"]
+        stubs = {stub.id for stub, _ in self._store.values()}
+        results = [segment for segment in context.results if segment.id not in stubs]
+        if name in self._store:
+            raise ToolError(f"memory holds {name!r} already; choose another name")
+        if not results:
+            raise ToolError("there is no tool result to offload")
+        wrong = [item for item in arguments.get("items", ()) if not 1 <= item <= len(results)]
+        if wrong:
+            raise ToolError(f"there is no tool result {wrong[0]}; they are numbered from 1 to {len(results)}")
+        wanted = sorted(set(arguments.get("items") or range(1, len(results) + 1)))
+        ids = [results[item - 1].id for item in wanted]
+        with context.edit("offload", author="policy", name=name):
+            stub = context.replace(ids, Message("tool", self.settings.stub.format(name=name), name="memory"))
+        self._store[name] = stub, ids
+        return self.settings.reply
+
+    def _retrieve(self, context: Context, arguments: Mapping[str, Any]) -> str:
+        name = arguments["name"]
+        if name not in self._store:
+            raise ToolError(f"memory holds no {name!r}; it holds {', '.join(self._store) or 'nothing'}")
+        stub, ids = self._store.pop(name)
+        with context.edit("retrieve", author="policy", name=name):
+            context.evict([stub.id])
+            context.restore(ids)
+        return ""
+
+    def before_answer(self, context: Context, draft: Segment | None) -> bool:
+        if not self.settings.restore or not self._store:
+            return False
+        with context.edit("restore", author="harness", names=sorted(self._store)):
+            if draft is not None:
+                context.evict([draft.id])
+            for stub, ids in self._store.values():
+                place = context.place(stub.id)
+                context.evict([stub.id])
+                context.restore(ids, at=place)
+        self._store.clear()
+        return True

@@ -1,0 +1,112 @@
+"""What a rollout is worth, judged by its last reply.
+
+>>> question = Question("q", "What is the capital of France?", ("Paris",))
+>>> [exact_match(question.answers, extract_answer(reply), 0.2) for reply in ("<answer>paris.</answer>", "Paris")]
+[1.0, 0.0]
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import string
+import unicodedata
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+from slime_plugin.bridge.messages import Question
+from slime_plugin.config import reward as config
+from slime_plugin.config.custom import load_custom
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+
+_PAIR = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)  # the innermost, if they are nested
+_ARTICLES = {"a", "an", "the"}
+_SYMBOLS = set(string.punctuation)
+
+
+class RewardError(MemoryWalkerError):
+    """A reward function whose result is no reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rollout came to."""
+
+    question: Question
+    reply: str
+    """Text of the last turn."""
+    answer: str | None
+    """:func:`extract_answer` of the reply."""
+    status: str
+    """How the rollout ended."""
+
+
+RewardFunction = Callable[[Outcome], float | Awaitable[float]]
+
+
+def extract_answer(text: str) -> str | None:
+    """What stands between the last pair of tags, or None if there is no pair or nothing in it.
+
+    >>> extract_answer("<answer>Rome</answer> No: <answer> Paris\\n</answer>"), extract_answer("<answer> </answer>")
+    ('Paris', None)
+    """
+    pairs = _PAIR.findall(text)
+    return (pairs[-1].strip() or None) if pairs else None
+
+
+def normalise(text: str) -> str:
+    """The text without case, punctuation, articles and superfluous spaces, in any script.
+
+    Where nothing would be left, as of the band The The, punctuation and articles stay.
+
+    >>> normalise(" The  O’Neill-Bros.,\\n«Émile» "), normalise("The The")
+    ('oneillbros émile', 'the the')
+    """
+    lower = _canonical(_canonical(text).casefold())
+    bare = _canonical("".join(character for character in lower if not _is_punctuation(character)))
+    return " ".join(word for word in bare.split() if word not in _ARTICLES) or " ".join(lower.split())
+
+
+def _canonical(text: str) -> str:
+    """The same characters for the same letters, however they were typed."""
+    return unicodedata.normalize("NFKC", text)
+
+
+def _is_punctuation(character: str) -> bool:
+    """Of any script; the ASCII symbols that SQuAD counts as such, and characters that cannot be seen."""
+    category = unicodedata.category(character)
+    return category[0] == "P" or category == "Cf" or character in _SYMBOLS
+
+
+def exact_match(answers: Sequence[str], answer: str | None, format: float) -> float:
+    """1 for one of the answers, ``format`` for any other, 0 for none."""
+    if answer is None:
+        return 0.0
+    return 1.0 if normalise(answer) in {normalise(right) for right in answers} else format
+
+
+def build_reward(settings: config.Reward, where: str = "reward") -> Callable[[Outcome], Awaitable[float]]:
+    """The reward function that is meant. Its result is a finite number, or the call a :class:`RewardError`."""
+    judge: RewardFunction
+    if isinstance(settings, config.ExactMatch):
+        bonus = settings.format
+        judge = lambda outcome: exact_match(outcome.question.answers, outcome.answer, bonus)  # noqa: E731
+    else:
+        judge = load_custom(settings, where)
+        if not callable(judge):
+            raise ConfigError(f"{where}: {settings.type} is {type(judge).__name__}, which cannot be called")
+
+    async def reward(outcome: Outcome) -> float:
+        value: object = judge(outcome)
+        if inspect.isawaitable(value):
+            value = await value
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise RewardError(
+                f"question {outcome.question.id}: {settings.type} gave {value!r:.60} for a reward; "
+                "it has to be a finite number"
+            )
+        return float(value)
+
+    return reward

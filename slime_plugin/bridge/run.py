@@ -145,15 +145,14 @@ async def run_jobs(
     """Sample the jobs. Once ``stop`` is set no more are begun, and those under way end as aborted.
 
     An engine that is gone for good ends the run: when as many rollouts in a row as may be under way at once have failed
-    for its sake, the others would too.
+    for its sake, the others would too. Then ``stop`` is set, and :class:`EngineError` raised at the end.
     """
     waiting = iter(jobs)
     active: set[Session] = set()
     limits = harness.limits
-    failures = 0
+    failures: list[str] = []  # in a row, for the engine's sake
 
     async def worker(store: StoreWriter) -> None:
-        nonlocal failures
         for job in _until(waiting, stop):
             session = Session(harness, engine, job.question, job.id, session_seed(limits.seed, job.name))
             active.add(session)
@@ -163,9 +162,14 @@ async def run_jobs(
                 active.discard(session)
             store.append(record)
             watch(record, session)
-            failures = failures + 1 if record.meta.extra["stop"] == "engine" else 0
-            if failures >= limits.concurrency:
-                raise EngineError(f"{failures} rollouts in a row failed; the last: {record.meta.extra.get('error')}")
+            if stop.is_set():
+                continue
+            if (record.meta.status, record.meta.extra["stop"]) != ("failed", "engine"):
+                failures.clear()
+                continue
+            failures.append(record.meta.extra["error"])
+            if len(failures) >= limits.concurrency:
+                stop.set()
 
     async def stopper() -> None:
         await stop.wait()
@@ -182,6 +186,8 @@ async def run_jobs(
             raise errors.exceptions[0] from None  # the first is what went wrong; the others were cancelled for it
         finally:
             ending.cancel()
+    if len(failures) >= limits.concurrency:
+        raise EngineError(f"{len(failures)} rollouts in a row failed; the last: {failures[-1]}")
 
 
 def _until(jobs: Iterator[Job], stop: asyncio.Event) -> Iterator[Job]:

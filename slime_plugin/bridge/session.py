@@ -61,6 +61,7 @@ class Session:
         self._deadline = float("inf")
         self._ending: Ending | None = None
         self._generations: list[tuple[Segment, Generation]] = []
+        self._calls = self._call_errors = 0
         self.sampled_tokens = 0
 
     @property
@@ -149,18 +150,21 @@ class Session:
 
     async def _carry_out(self, call: Call | BadCall) -> None:
         """Answer a call. A call that cannot be carried out is answered too."""
+        self._calls += 1
         try:
             text = await self._answer(call)
         except ToolError as error:
+            self._call_errors += 1
             text = f"Error: {error}"
-        if text:
+        if text is not None:
             name = call.name if isinstance(call, Call) else None
             longest = self._harness.limits.result_tokens
             if len(text.encode()) >= longest:  # a token is at least a byte, so that most results need no counting
                 text = self._harness.chat.cut(text, longest)
             self.context.append(Message("tool", text, name))
 
-    async def _answer(self, call: Call | BadCall) -> str:
+    async def _answer(self, call: Call | BadCall) -> str | None:
+        """The text of the result; None if there is none to show."""
         if isinstance(call, BadCall):
             raise ToolError(call.reason)
         if call.name not in self._schemas:
@@ -169,14 +173,14 @@ class Session:
         if wrong:
             raise ToolError(wrong)
         if call.name in self._actions:
-            return self._actions[call.name].run(self.context, call.arguments)
+            return self._actions[call.name].run(self.context, call.arguments) or None
         return await self._call_tool(self._harness.tools[call.name], call)
 
-    async def _call_tool(self, tool: Tool, call: Call) -> str:
+    async def _call_tool(self, tool: Tool, call: Call) -> str | None:
         seconds = min(self._harness.limits.tool_seconds, max(0.0, self._deadline - asyncio.get_running_loop().time()))
         try:
             async with asyncio.timeout(seconds):
-                return await self._unless_stopped(tool(call.arguments)) or ""
+                return await self._unless_stopped(tool(call.arguments))
         except TimeoutError:
             raise ToolError(f"{call.name} gave no answer within {seconds:.3g} seconds") from None
         except ToolError:
@@ -206,7 +210,8 @@ class Session:
             if generation.straddles:
                 turn["straddles"] = [list(part) for part in generation.weights]
             turns.append(turn)
-        extra: dict[str, Any] = {"stop": ending.stop, "seed": self._seed, "turns": turns}
+        calls = {"calls": self._calls, "call_errors": self._call_errors}
+        extra: dict[str, Any] = {"stop": ending.stop, "seed": self._seed, **calls, "turns": turns}
         if ending.error is not None:
             extra["error"] = ending.error
         versions = [version for _, generation in self._generations for version, _ in generation.weights]

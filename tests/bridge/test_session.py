@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,6 +113,12 @@ def test_a_long_result_is_cut_and_says_so() -> None:
     assert f"<tool_response>\n{'x' * 20}\n[cut after 20 of 50 tokens]\n" in decode(engine.seen[1][0])
 
 
+def test_an_empty_result_is_a_result() -> None:
+    engine = Scripted([LOOK_UP, ANSWER])
+    rolled_out(engine, CONTROL, [Lookup({"a": ""})])
+    assert "<tool_response>\n\n</tool_response>" in decode(engine.seen[1][0])
+
+
 class Broken:
     """A tool that does anything but answer."""
 
@@ -159,6 +166,7 @@ def test_a_malformed_call_is_answered(said: str, words: str) -> None:
     record = rolled_out(engine, CONTROL)
     assert f"<tool_response>\nError: {words}" in decode(engine.seen[1][0])
     assert ended(record) == ("completed", "answer")
+    assert (record.meta.extra["calls"], record.meta.extra["call_errors"]) == (1, 1)
 
 
 def test_several_calls_of_a_turn_are_carried_out_in_order() -> None:
@@ -166,6 +174,15 @@ def test_several_calls_of_a_turn_are_carried_out_in_order() -> None:
     rolled_out(engine, CONTROL, [Lookup({"a": "first", "b": "second"})])
     seen = decode(engine.seen[1][0])
     assert seen.index("first") < seen.index("second")
+
+
+def test_the_policy_is_told_what_it_may_call() -> None:
+    engine = Scripted([ANSWER])
+    rolled_out(engine, {"type": "memexrl"}, describe_tools=True)
+    prompt = decode(engine.seen[0][0])
+    listed = prompt.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
+    named = {(tool := json.loads(line)["function"])["name"]: set(tool["parameters"]["properties"]) for line in listed}
+    assert named == {"search": {"query"}, "memory_offload": {"name", "items"}, "memory_retrieve": {"name"}}
 
 
 def test_what_is_only_thought_is_not_done() -> None:

@@ -30,6 +30,5 @@ class KeepLast(Editor[KeepLastSettings]):
     async def before_turn(self, context: Context, ask: Ask) -> None:
         old = max(0, len(context.results) - self.settings.keep)
         for result in context.results[:old]:
-            if result.text != self.settings.note:
-                with context.edit("prune", author="harness", tool=result.name):
-                    context.replace([result.id], Message("tool", self.settings.note, result.name))
+            with context.edit("prune", author="harness", tool=result.name):
+                context.replace([result.id], Message("tool", self.settings.note, note=True))

@@ -12,18 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugin.bridge.tools.base import Schema
+from slime_plugin.bridge.tools.base import TYPES, Schema
 from slime_plugin.errors import nearest, printable
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z|(?=<tool_call>))", re.DOTALL)
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +31,26 @@ class BadCall:
     reason: str
 
 
+def spoken(text: str) -> str:
+    """A turn without the thought that it begins with; one that was cut off in its thought says nothing.
+
+    >>> spoken("<think>\\nor not</think>\\n\\nyes"), spoken("yes"), spoken("<think>or")
+    ('\\n\\nyes', 'yes', '')
+    """
+    if not text.lstrip().startswith("<think>"):
+        return text
+    return text.partition("</think>")[2]
+
+
 def parse_calls(text: str) -> list[Call | BadCall]:
-    """The calls of a turn, in order. What the policy thought is not part of what it did.
+    """The calls in what the policy said, in order.
 
     >>> parse_calls('<tool_call>\\n{"name": "pop", "arguments": {}}\\n</tool_call>')
     [Call(name='pop', arguments={})]
     >>> parse_calls('<tool_call>\\n{"name": "sea')
     [BadCall(reason='the call has no closing </tool_call>')]
     """
-    done = text.rpartition("</think>")[2]
-    return [_parse(match[1], closed=match[2] == "</tool_call>") for match in _CALL.finditer(done)]
+    return [_parse(match[1], closed=match[2] == "</tool_call>") for match in _CALL.finditer(text)]
 
 
 def _parse(body: str, *, closed: bool) -> Call | BadCall:
@@ -92,4 +94,4 @@ def wrong_arguments(schema: Schema, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _fits(value: object, kind: str) -> bool:
-    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

@@ -51,6 +51,8 @@ class Segment:
     """Which of them the policy sampled."""
     name: str | None = None
     """Which tool answered."""
+    note: bool = False
+    """Of role tool, but not a tool result."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -70,6 +72,7 @@ class Context:
         self._edits: list[Edit] = []
         self._editing = False
         self._born = 0  # segments there were when the edit under way began
+        self._sealed = len(prompt)  # tape positions that views of the past may hold
         self._prompt: list[int] = []  # the tokens of the live segments
         self._add(Segment(0, "user", text, 0, len(prompt)), prompt)
 
@@ -87,8 +90,8 @@ class Context:
 
     @property
     def results(self) -> tuple[Segment, ...]:
-        """The live tool results, oldest first as they stand in the context."""
-        return tuple(segment for segment in self._live if segment.role == "tool")
+        """The live tool results, in context order. What editors say in the role of a tool is none."""
+        return tuple(segment for segment in self._live if segment.role == "tool" and not segment.note)
 
     def __len__(self) -> int:
         """Tokens of the live context."""
@@ -122,23 +125,28 @@ class Context:
 
     def append(self, message: Message) -> Segment:
         """A message at the end."""
-        return self._append(message.role, message.content, self._chat.render(message), name=message.name)
+        tokens = self._chat.render(message)
+        segment = self._segment(message, tokens)
+        self._add(segment, tokens)
+        return segment
 
     def append_turn(self, generation: Generation) -> Segment:
         """What the policy sampled under :meth:`prompt`."""
         opening = self._chat.open_turn()
-        closing = self._chat.close_turn(generation.tokens)
-        first = len(self._tokens) + len(opening)
+        tokens = [*opening, *generation.tokens, *self._chat.close_turn(generation.tokens)]
+        start = len(self._tokens)
+        first = start + len(opening)
         sampled = (first, first + len(generation.tokens))
-        segment = self._append(
-            "assistant", self._chat.text(generation.tokens), [*opening, *generation.tokens, *closing], sampled=sampled
-        )
+        text = self._chat.text(generation.tokens)
+        segment = Segment(len(self._known), "assistant", text, start, start + len(tokens), sampled)
+        self._add(segment, tokens)
         self._logprobs[slice(*sampled)] = generation.logprobs
         return segment
 
     def take_back(self, segment: Segment) -> None:
-        """A message that was appended last, and under which nothing was sampled, as if it had never been."""
-        if self._live[-1] != segment or segment.stop != len(self._tokens) or segment.sampled is not None:
+        """A message that was appended last, as if it had never been: nothing was sampled or edited since."""
+        last = self._live[-1] == segment and segment.stop == len(self._tokens) and segment.sampled is None
+        if not last or self._editing or segment.start < self._sealed:
             raise ContextError(f"segment {segment.id} is not the last message of the context; evict it instead")
         del self._tokens[segment.start :], self._logprobs[segment.start :], self._known[segment.id :]
         del self._live[-1], self._prompt[-len(segment) :]
@@ -161,10 +169,7 @@ class Context:
             at = next(place for place, segment in enumerate(self._live) if segment.id in leaving)
             self._live = [segment for segment in self._live if segment.id not in leaving]
             tokens = self._chat.render(message)
-            start = len(self._tokens)
-            segment = Segment(
-                len(self._known), message.role, message.content, start, start + len(tokens), name=message.name
-            )
+            segment = self._segment(message, tokens)
             self._add(segment, tokens, at)
             self._rebuild()
         return segment
@@ -211,6 +216,7 @@ class Context:
         if not _extends(before, self._view(), tape):
             self._views.append(before)
             self._edits.append(entry)
+            self._sealed = len(self._tokens)
 
     def record(self, meta: Meta) -> Record:
         """The record of the rollout so far."""
@@ -235,13 +241,12 @@ class Context:
             with self.edit(kind):
                 yield
 
-    def _append(
-        self, role: Role, text: str, tokens: Sequence[int], sampled: Span | None = None, name: str | None = None
-    ) -> Segment:
+    def _segment(self, message: Message, tokens: Sequence[int]) -> Segment:
+        if not tokens:
+            raise ContextError(f"a {message.role} message was rendered as 0 tokens; nothing of it would be seen")
         start = len(self._tokens)
-        segment = Segment(len(self._known), role, text, start, start + len(tokens), sampled, name)
-        self._add(segment, tokens)
-        return segment
+        stop, said = start + len(tokens), message.content
+        return Segment(len(self._known), message.role, said, start, stop, name=message.name, note=message.note)
 
     def _add(self, segment: Segment, tokens: Sequence[int], at: int | None = None) -> None:
         self._tokens.extend(tokens)

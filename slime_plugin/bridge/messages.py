@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,8 @@ class Message:
     content: str
     name: str | None = None
     """Which tool answered."""
+    note: bool = False
+    """Of role tool, but not a tool result: an editor's acknowledgement, or what stands in place of something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +29,8 @@ class Question:
     text: str
     answers: tuple[str, ...]
     """Every one of them is right."""
+
+    @property
+    def digest(self) -> str:
+        """Tells it from another question that goes by the same id."""
+        return hashlib.blake2b(repr((self.text, self.answers)).encode(), digest_size=6).hexdigest()

@@ -16,7 +16,7 @@ ATTEMPT = "~"
 def read_questions(path: Path) -> list[Question]:
     """All of them, or a :class:`ConfigError` that names the line. Without an ``id`` a question goes by its line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold what else ends a line
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -46,6 +46,6 @@ def _question(line: str, number: int, where: str) -> Question:
         raise ConfigError(f"{where}: question is {text!r:.40}, but has to be a text that is not blank")
     if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
         raise ConfigError(f"{where}: answers is {answers!r:.40}, but has to be a list of at least 1 text")
-    if not isinstance(name, str | int) or isinstance(name, bool) or ATTEMPT in str(name):
+    if not isinstance(name, str | int) or isinstance(name, bool) or ATTEMPT in str(name) or name == "":
         raise ConfigError(f"{where}: id is {name!r:.40}, but has to be a name or a number without {ATTEMPT!r}")
     return Question(str(name), text, tuple(answers))

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import string
 import unicodedata
@@ -20,6 +19,7 @@ from slime_plugin.bridge.messages import Question
 from slime_plugin.config import reward as config
 from slime_plugin.config.custom import load_custom
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.record.meta import LARGEST_REWARD
 
 _PAIR = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)  # the innermost, if they are nested
 _ARTICLES = {"a", "an", "the"}
@@ -102,10 +102,10 @@ def build_reward(settings: config.Reward, where: str = "reward") -> Callable[[Ou
         value: object = judge(outcome)
         if inspect.isawaitable(value):
             value = await value
-        if not isinstance(value, Real) or not math.isfinite(value):
+        if not isinstance(value, Real) or not abs(float(value)) <= LARGEST_REWARD:  # NaN fails this too
             raise RewardError(
                 f"question {outcome.question.id}: {settings.type} gave {value!r:.60} for a reward; "
-                "it has to be a finite number"
+                f"it has to be a finite number within {LARGEST_REWARD:g}"
             )
         return float(value)
 

@@ -8,9 +8,11 @@ done once it has a completed or truncated record; whatever else ended it, the ne
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ DONE = ("completed", "truncated")
 
 _MAY_CHANGE = {"rollout.samples", "rollout.concurrency", "rollout.seconds", "rollout.tool_seconds"}
 """Settings that do not change what a rollout is."""
+
+FEWEST_FAILURES = 8
+"""Rollouts in a row that have to fail for the engine's sake, at least, before it is taken to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class Tally:
     """Sampled ones."""
     edits: int = 0
     rewards: list[float] = field(default_factory=list)
+    interrupted: bool = False
 
     @property
     def sessions(self) -> int:
@@ -83,18 +89,25 @@ class Tally:
             self.rewards.append(record.meta.reward)
 
 
-def open_run(folder: Path, cell: Cell) -> None:
-    """Make the folder of a run, or check that it is one of this configuration."""
-    path = folder / "run.json"
-    settings = _settings(cell)
-    if not path.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".part")
-            draft.write_text(json.dumps({"version": 1, "settings": settings}, indent=1) + "\n", encoding="utf-8")
-            draft.replace(path)
-        except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written: {error.strerror}; choose another folder") from error
+@contextmanager
+def open_run(folder: Path, cell: Cell) -> Iterator[StoreWriter]:
+    """The store of a run in that folder, which is made if it is not there. One process at a time may have it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}; choose another folder") from error
+    with StoreWriter(folder / STORE) as store:
+        _check_settings(folder, cell, begun=any(True for _ in scan_store(store.path)))
+        yield store
+
+
+def _check_settings(folder: Path, cell: Cell, *, begun: bool) -> None:
+    """Rollouts of one folder have one configuration."""
+    path, settings = folder / "run.json", _settings(cell)
+    if not begun:
+        draft = path.with_suffix(".part")
+        draft.write_text(json.dumps({"version": 1, "settings": settings}, indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
         return
     try:
         before = json.loads(path.read_text(encoding="utf-8"))["settings"]
@@ -109,36 +122,46 @@ def open_run(folder: Path, cell: Cell) -> None:
 
 
 def _settings(cell: Cell) -> dict[str, Any]:
-    """What makes a rollout what it is, as flat keys."""
-    value = cell.model_dump(mode="json", include={"model", "harness", "rollout", "tools", "reward"})
+    """What makes a rollout what it is, as flat keys. Of tools and reward a digest: the user's own may hold a key."""
+    value = cell.model_dump(mode="json", include={"model", "harness", "rollout"})
     flat: dict[str, Any] = {}
     for key, part in value.items():
         flat.update(
             {f"{key}.{name}": setting for name, setting in part.items()} if isinstance(part, dict) else {key: part}
         )
+    for key in ("tools", "reward"):
+        text = json.dumps(cell.model_dump(mode="json", include={key}), sort_keys=True)
+        flat[key] = f"digest {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     return flat
 
 
-def jobs_left(folder: Path, questions: Sequence[Question], samples: int) -> list[Job]:
-    """What is still to be sampled, question by question, so that groups are complete early."""
+def jobs_left(store: Path, questions: Sequence[Question], samples: int) -> list[Job]:
+    """What is still to be sampled, question by question so that groups are complete early, then what is tried again."""
     attempts: Counter[str] = Counter()
     done = set()
-    path = folder / STORE
-    for found in scan_store(path) if path.exists() else ():
-        if isinstance(found, Record):
-            name = str(found.meta.id).partition(ATTEMPT)[0]
-            attempts[name] += 1
-            if found.meta.status in DONE:
-                done.add(name)
+    asked = {question.id: question.digest for question in questions}
+    for found in scan_store(store):
+        if not isinstance(found, Record):
+            continue
+        name = str(found.meta.id).partition(ATTEMPT)[0]
+        attempts[name] += 1
+        if found.meta.status in DONE:
+            done.add(name)
+        if asked.get(str(found.meta.group), found.meta.extra["question"]) != found.meta.extra["question"]:
+            raise ConfigError(
+                f"{store}: {found.label} answers another question than the one that is {found.meta.group} now; "
+                "choose another folder, or the questions it was started with"
+            )
     jobs = (Job(question, sample) for question in questions for sample in range(samples))
-    return [Job(job.question, job.sample, attempts[job.name]) for job in jobs if job.name not in done]
+    left = [Job(job.question, job.sample, attempts[job.name]) for job in jobs if job.name not in done]
+    return sorted(left, key=lambda job: job.attempt > 0)
 
 
 async def run_jobs(
     harness: Harness,
     engine: Engine,
     jobs: Iterable[Job],
-    folder: Path,
+    store: StoreWriter,
     watch: Callable[[Record, Session], None],
     stop: asyncio.Event,
 ) -> None:
@@ -150,9 +173,10 @@ async def run_jobs(
     waiting = iter(jobs)
     active: set[Session] = set()
     limits = harness.limits
+    enough = max(limits.concurrency, FEWEST_FAILURES)
     failures: list[str] = []  # in a row, for the engine's sake
 
-    async def worker(store: StoreWriter) -> None:
+    async def worker() -> None:
         for job in _until(waiting, stop):
             session = Session(harness, engine, job.question, job.id, session_seed(limits.seed, job.name))
             active.add(session)
@@ -168,7 +192,7 @@ async def run_jobs(
                 failures.clear()
                 continue
             failures.append(record.meta.extra["error"])
-            if len(failures) >= limits.concurrency:
+            if len(failures) >= enough:
                 stop.set()
 
     async def stopper() -> None:
@@ -176,17 +200,16 @@ async def run_jobs(
         for session in active:
             session.stop()
 
-    with StoreWriter(folder / STORE) as store:
-        ending = asyncio.create_task(stopper())
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(limits.concurrency):
-                    group.create_task(worker(store))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first is what went wrong; the others were cancelled for it
-        finally:
-            ending.cancel()
-    if len(failures) >= limits.concurrency:
+    ending = asyncio.create_task(stopper())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(limits.concurrency):
+                group.create_task(worker())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the first is what went wrong; the others were cancelled for it
+    finally:
+        ending.cancel()
+    if len(failures) >= enough:
         raise EngineError(f"{len(failures)} rollouts in a row failed; the last: {failures[-1]}")
 
 

@@ -17,6 +17,8 @@ COMMANDS = {
     "layout": ("slime_plugin.cli.layout:layout", "Show what a method would train on, given a record."),
     "score": ("slime_plugin.cli.score:score", "Compare the trainer's log-probabilities with those of the rollout."),
     "probe": ("slime_plugin.cli.probe:probe", "Measure both pitfalls of naive training on a model."),
+    "rollout": ("slime_plugin.cli.rollout:rollout", "Run a harness: questions in, records out."),
+    "engine": ("slime_plugin.cli.engine:engine", "Serve a model with SGLang, on GPUs or on a CPU."),
 }
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,6 +41,23 @@ def with_progress(items: Iterable[Item], what: str) -> Iterator[Item]:
                 started = True
     finally:
         progress.stop()
+
+
+@contextlib.contextmanager
+def shown_stages() -> Iterator[Callable[[float, str], None]]:
+    """Is to be told seconds and stage of something slow: a spinner on a terminal, otherwise a line for each stage."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with Console(stderr=True).status("starting") as status:
+            yield lambda seconds, stage: status.update(f"{stage} ({seconds:.0f} s)")
+        return
+    told: list[str] = []
+
+    def tell(seconds: float, stage: str) -> None:
+        if stage not in told:
+            told.append(stage)
+            click.echo(f"{seconds:.0f} s: {stage}", err=True)
+
+    yield tell
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from slime_plugin.errors import ConfigError, nearest
@@ -28,14 +29,27 @@ File = Annotated[Path, Field(strict=False)]
 """A path, relative to the folder a command is run in. YAML has strings, which a strict model would refuse."""
 
 
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"scheme {parts.scheme!r} is neither http nor https; write http://host:port/path")
+    if parts.username or parts.password:
+        raise ValueError("it has a password in it, which ends up in logs; name an environment variable as key_variable")
+    return url
+
+
+Url = Annotated[str, AfterValidator(_address)]
+"""Of a server."""
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the floats of YAML 1.2, in which a key that is given twice is a mistake."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
         mapping = super().construct_mapping(node, deep)
-        if len(mapping) != len(node.value):
-            keys = [key.value for key, _ in node.value]
-            twice = next(key for key in keys if keys.count(key) > 1)
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
             raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
         return mapping
 
@@ -74,7 +88,7 @@ def _explain(detail: ErrorDetails, model: type[Frozen], value: Any) -> str:
     place = ".".join(keys) or "the whole file"
     context = detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
-        return f"{place}: unknown key; use {nearest(keys[-1], sorted(_all_keys(model)))}"
+        return f"{place}: unknown key; use {nearest(keys[-1], sorted(_all_keys(model) - {keys[-1]}))}"
     if detail["type"] == "missing":
         return f"{place}: missing; it has no default"
     if detail["type"] == "union_tag_invalid":

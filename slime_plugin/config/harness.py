@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from slime_plugin.config.custom import CUSTOM, Custom, type_of
 from slime_plugin.config.frozen import Frozen
@@ -52,17 +52,9 @@ class MemexRL(Frozen):
     restore: bool = True
     """Bring everything back before the turn in which the policy answers."""
     stub: str = "[stored in memory as {name}]"
-    """What stands in the context in place of offloaded tool results."""
+    """What stands in the context in place of offloaded tool results; {name} is the name of the entry."""
     reply: str = ""
     """What the policy is told after an offload, beyond the stub; with an empty text it is told nothing."""
-
-    @model_validator(mode="after")
-    def _stub_can_be_filled_in(self) -> Self:
-        try:
-            self.stub.format(name="x")
-        except (LookupError, ValueError) as error:
-            raise ValueError(f"stub {self.stub!r} is filled in with {{name}} alone, and asks for {error}") from error
-        return self
 
 
 class CustomEditor(Custom):

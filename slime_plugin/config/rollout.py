@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from slime_plugin.config.frozen import File, Frozen
+from slime_plugin.config.frozen import File, Frozen, Url
 
 SYSTEM = (
     "Answer the question. Use the tools as often as you need them, one step at a time, and think before each call. "
@@ -49,7 +49,7 @@ class Rollout(Frozen):
     seconds: float | None = Field(default=1800.0, gt=0)
     """Most wall-clock time of a rollout; one that takes longer ends as truncated, with what it has."""
     tool_seconds: float = Field(default=60.0, gt=0)
-    """Most time for one tool call."""
+    """Most time for one tool call, and for the reward."""
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -60,7 +60,7 @@ class Rollout(Frozen):
 class Engine(Frozen):
     """The SGLang server, or the router in front of several."""
 
-    url: str | None = None
+    url: Url | None = None
     """Such as http://127.0.0.1:30000. If not set, a server is started on this machine for the time of the run."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds for one turn; what was sampled by then is kept."""

@@ -7,24 +7,12 @@ environment variable that holds them and are never part of a configuration.
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from slime_plugin.config.custom import CUSTOM, Custom, type_of
-from slime_plugin.config.frozen import File, Frozen
+from slime_plugin.config.frozen import File, Frozen, Url
 
-
-def _address(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"scheme {parts.scheme!r} is neither http nor https; write http://host:port/path")
-    if parts.username or parts.password:
-        raise ValueError("it has a password in it, which ends up in logs; name an environment variable as key_variable")
-    return url
-
-
-Url = Annotated[str, AfterValidator(_address)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
 KeyVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 

@@ -126,6 +126,9 @@ def test_an_edit_that_fails_did_not_happen() -> None:
         (lambda made: made.edit("popp").__enter__(), "'popp' is not a kind of edit; use 'pop'"),
         (lambda made: made.take_back(made[2]), "not the last message"),
         (lambda made: made.take_back(made[3]), "not the last message"),
+        (lambda made: (made.evict([1, 2, 3, 4]), made.take_back(made[0])), "not the last message"),
+        (lambda made: (made.evict([2]), made.take_back(made[4])), "not the last message"),
+        (lambda made: made.take_back(made.replace([4], Message("user", "x"))), "not the last message"),
     ],
 )
 def test_mistakes_of_an_editor_are_named(wrong: Any, words: str) -> None:
@@ -192,8 +195,9 @@ class Restless(Editor[NoSettings]):
 @given(st.data())
 def test_whatever_an_editor_does_the_record_says_what_the_policy_saw(data: st.DataObject) -> None:
     says = st.sampled_from([call("search", query="a"), call("nonsense"), "<tool_call>{", ANSWER])
-    engine = Scripted(lambda prompt: "ok" if prompt.endswith("Summarize.") else data.draw(says))
-    rolled_out(engine, lambda: Restless(data), turns=data.draw(st.integers(1, 6)), context_tokens=600)
+    engine = Scripted(lambda prompt: data.draw(says))
+    record = rolled_out(engine, lambda: Restless(data), turns=data.draw(st.integers(1, 6)), context_tokens=600)
+    assert "error" not in record.meta.extra
 
 
 def test_a_failed_edit_inside_a_turn_fails_the_rollout_and_loses_nothing() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,20 @@ import yaml
 from examples.small_world.tokenizer import build, save
 from slime_plugin.bridge.chat import ChatML
 from slime_plugin.bridge.editors import editor_factory
-from slime_plugin.bridge.engine.base import EngineError, Generation, Request
+from slime_plugin.bridge.engine.base import EngineError, Generation, RefusedError, Request
 from slime_plugin.bridge.harness import Harness
 from slime_plugin.bridge.messages import Question
 from slime_plugin.bridge.questions import read_questions
 from slime_plugin.bridge.reward import build_reward
-from slime_plugin.bridge.run import Job, jobs_left, open_run, run_jobs
+from slime_plugin.bridge.run import STORE, Job, jobs_left, open_run, run_jobs
 from slime_plugin.bridge.session import session_seed
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.harness import SearchR1
 from slime_plugin.config.reward import ExactMatch
 from slime_plugin.config.rollout import Rollout
-from slime_plugin.errors import ConfigError
-from slime_plugin.record import Record, read_records
+from slime_plugin.errors import ConfigError, StoreError
+from slime_plugin.record import Record, StoreWriter, read_records, scan_store
 from tests.bridge.policy import ANSWER, Lookup, Scripted, call
 from tests.cli import run
 
@@ -52,7 +54,8 @@ def played(engine: Any, folder: Path, stop_after: int | None = None, concurrency
             if len(done) == stop_after:
                 stop.set()
 
-        await run_jobs(harness(concurrency), engine, jobs_left(folder, QUESTIONS, 2), folder, watch, stop)
+        with StoreWriter(folder / STORE) as store:
+            await run_jobs(harness(concurrency), engine, jobs_left(store.path, QUESTIONS, 2), store, watch, stop)
 
     asyncio.run(play())
     return done
@@ -108,10 +111,50 @@ def test_an_engine_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
         async def generate(self, request: Request) -> Generation:
             raise EngineError("nobody there")
 
-    with pytest.raises(EngineError, match="3 rollouts in a row failed; the last: nobody there"):
+    with pytest.raises(EngineError, match="8 rollouts in a row failed; the last: nobody there"):
         played(Gone([]), tmp_path)
-    assert 3 <= len(list(read_records([tmp_path]))) < len(ALL)
+    assert {record.meta.status for record in read_records([tmp_path])} == {"failed"}
     assert len(played(searching(), tmp_path)) == len(ALL)
+
+
+def test_a_question_that_the_engine_refuses_does_not_stop_the_others(tmp_path: Path) -> None:
+    class Refuses(Scripted):
+        async def generate(self, request: Request) -> Generation:
+            if request.session.startswith("q0"):
+                raise RefusedError("too long")
+            return await super().generate(request)
+
+    for attempt in range(3):  # however often it is tried again, after the others
+        records = played(Refuses(searching().script), tmp_path, concurrency=1)
+        refused = [record for record in records if record.meta.extra["stop"] == "refused"]
+        assert len(refused) == 2
+        assert len(records) == (2 if attempt else len(ALL))
+
+
+def test_a_disk_that_is_full_ends_the_run_and_loses_no_written_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = StoreWriter._write
+
+    def full(self: StoreWriter, data: bytes) -> None:
+        if os.fstat(self._file.fileno()).st_size > 1500:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(self, data)
+
+    monkeypatch.setattr(StoreWriter, "_write", full)
+    with pytest.raises(StoreError, match="was not written: No space left on device"):
+        played(searching(), tmp_path)
+    monkeypatch.undo()
+    before = len(list(read_records([tmp_path])))
+    assert 0 < before < len(ALL)
+    assert len(played(searching(), tmp_path)) == len(ALL) - before
+
+
+def test_other_questions_under_the_same_ids_are_refused(tmp_path: Path) -> None:
+    played(searching(), tmp_path)
+    others = [Question("q1", "What was it?", ("red",))]
+    with pytest.raises(ConfigError, match=r"answers another question than the one that is q1 now"):
+        jobs_left(tmp_path / STORE, others, 2)
 
 
 def test_hundreds_of_sessions_at_once(tmp_path: Path) -> None:
@@ -130,7 +173,8 @@ def test_hundreds_of_sessions_at_once(tmp_path: Path) -> None:
 
     async def play() -> None:
         jobs = [Job(question, 0) for question in questions]
-        await run_jobs(harness(300), engine, jobs, tmp_path, lambda record, session: None, asyncio.Event())
+        with StoreWriter(tmp_path / STORE) as store:
+            await run_jobs(harness(300), engine, jobs, store, lambda record, session: None, asyncio.Event())
 
     asyncio.run(play())
     assert engine.most == 300
@@ -141,12 +185,24 @@ def test_a_folder_holds_one_configuration(tmp_path: Path) -> None:
     def cell(**settings: Any) -> Cell:
         return parse_config({"harness": {"type": "agentfold"}, **settings}, Cell, "cell.yaml")
 
-    open_run(tmp_path, cell())
-    open_run(tmp_path, cell(rollout={"samples": 3, "concurrency": 1}, method={"type": "sdcc"}))
-    with pytest.raises(
-        ConfigError, match=r"holds rollouts with harness.threshold = 3000, not 9; choose another folder"
-    ):
-        open_run(tmp_path, cell(harness={"type": "agentfold", "threshold": 9}))
+    def opened(settings: Cell) -> None:
+        with open_run(tmp_path, settings):
+            pass
+
+    opened(cell(harness={"type": "agentfold", "threshold": 5}))  # holds no rollout yet, so it may change
+    opened(cell())
+    played(searching(), tmp_path)
+    opened(cell(rollout={"samples": 3, "concurrency": 1}, method={"type": "sdcc"}))
+    with pytest.raises(ConfigError, match=r"rollouts with harness.threshold = 3000, not 9; choose another folder"):
+        opened(cell(harness={"type": "agentfold", "threshold": 9}))
+    with pytest.raises(ConfigError, match=r"with tools = 'digest \w+', not 'digest"):
+        opened(cell(tools=[{"type": "a.b:C", "api_key": "sk-1"}]))
+    assert "sk-1" not in (tmp_path / "run.json").read_text()
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / STORE), pytest.raises(StoreError, match="another writer has it open"):
+        open_run(tmp_path, parse_config({}, Cell, "cell.yaml")).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +278,7 @@ def test_what_cannot_run_is_one_line_before_anything_starts(
     assert line.startswith("Error: ")
     assert words in line
     assert result.exit_code == 1
-    assert not list(out.glob("*.records"))
+    assert not out.exists() or not list(scan_store(out / STORE))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(cell: dict[str, Any], tmp_path: Path) -> None:

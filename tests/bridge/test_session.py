@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from slime_plugin.bridge.calls import BadCall, Call, parse_calls
+from examples.small_world.tokenizer import build
+from slime_plugin.bridge.calls import BadCall, Call, parse_calls, spoken
+from slime_plugin.bridge.chat import ChatError, ChatML
 from slime_plugin.bridge.engine.base import EngineError, Generation, Request
 from slime_plugin.bridge.session import session_seed, turn_seed
 from slime_plugin.bridge.tools.base import Parameter, Schema, ToolError
@@ -102,9 +104,73 @@ def test_the_time_is_limited() -> None:
             return generation
 
     engine = Slow([])
-    record = rolled_out(engine, CONTROL, seconds=0.05)
+    record = rolled_out(engine, CONTROL, seconds=1.0)
     assert ended(record) == ("truncated", "time")
     assert record.generated.sum() == len(encode("half a thou"))
+
+
+@pytest.mark.parametrize(("result", "kind"), [({"a": 1}, "dict"), (None, "NoneType"), (3, "int")])
+def test_a_result_that_is_no_text_is_an_error(result: Any, kind: str) -> None:
+    engine = Scripted([LOOK_UP, ANSWER])
+    rolled_out(engine, CONTROL, [Lookup({"a": result})])
+    assert f"<tool_response>\nError: search gave a {kind} instead of a text\n" in decode(engine.seen[1][0])
+
+
+def test_text_that_cannot_be_encoded_does_not_end_the_rollout() -> None:
+    engine = Scripted([LOOK_UP, ANSWER])
+    record = rolled_out(engine, CONTROL, [Lookup({"a": "half a \ud800 pair"})])
+    assert ended(record) == ("completed", "answer")
+
+
+def test_the_calls_of_the_last_turn_are_not_carried_out() -> None:
+    searched: list[str] = []
+
+    class Counted(Lookup):
+        async def __call__(self, arguments: Mapping[str, Any]) -> str:
+            searched.append(arguments["query"])
+            return "a fact"
+
+    record = rolled_out(Scripted([LOOK_UP, LOOK_UP]), {"type": "tc_rag"}, [Counted({})], turns=2)
+    assert (searched, ended(record)) == (["a"], ("truncated", "turns"))
+    record = rolled_out(Scripted([LOOK_UP, call("pop")]), {"type": "tc_rag"}, turns=2)
+    assert record.edits == ()
+
+
+def test_neither_a_summary_nor_a_draft_is_judged() -> None:
+    fold = {"type": "agentfold", "threshold": 40, "request": "Summarize."}
+    sampled = len(encode(LOOK_UP)) + 1 + len(encode(ANSWER))
+    record = rolled_out(Scripted([LOOK_UP, ANSWER]), fold, sampled_tokens=sampled)
+    assert (ended(record), record.meta.reward) == (("truncated", "sampled tokens"), 0.0)
+    assert [turn.get("asked", False) for turn in record.meta.extra["turns"]] == [False, True]
+    fact = Lookup({"a": "x" * 60})
+    script = [LOOK_UP, call("memory_offload", name="m"), ANSWER]
+    memex = {"type": "memexrl", "stub": "{name}"}
+    free = Scripted([*script, ANSWER])
+    rolled_out(free, memex, [fact])
+    record = rolled_out(Scripted(script), memex, [fact], context_tokens=len(free.seen[3][0]))
+    assert (ended(record), record.meta.reward) == (("truncated", "context"), 0.0)
+
+
+@pytest.mark.parametrize("logprobs", [(-1.0,), (-1.0, float("nan")), (-1.0, 0.5), (-1.0, float("-inf"))])
+def test_an_engine_that_breaks_its_promises_is_a_failed_record(logprobs: tuple[float, ...]) -> None:
+    class Wrong(Scripted):
+        async def generate(self, request: Request) -> Generation:
+            return Generation((5, 6), logprobs, "stop")
+
+    record = asyncio.run(session(Wrong([]), CONTROL).run())
+    assert ended(record) == ("failed", "engine")
+    assert not record.generated.any()
+
+
+def test_a_question_that_cannot_be_rendered_is_a_failed_record() -> None:
+    class Refuses(ChatML):
+        def prompt(self, *arguments: Any) -> list[int]:
+            raise ChatError("not this one")
+
+    asked = session(Scripted([]), CONTROL)
+    object.__setattr__(asked._harness, "chat", Refuses(build()))
+    record = asyncio.run(asked.run())
+    assert (ended(record), record.meta.extra["error"]) == (("failed", "error"), "not this one")
 
 
 def test_a_long_result_is_cut_and_says_so() -> None:
@@ -126,8 +192,10 @@ class Broken:
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
+        self.called = asyncio.Event()
 
     async def __call__(self, arguments: Mapping[str, Any]) -> str:
+        self.called.set()
         if self.error is not None:
             raise self.error
         await asyncio.sleep(3600)
@@ -139,6 +207,8 @@ class Broken:
     [
         (ToolError("no such page"), "Error: no such page"),
         (KeyError("secret detail"), "Error: search failed (KeyError)"),
+        (asyncio.CancelledError(), "Error: search was cancelled"),
+        (TimeoutError(), "Error: search failed (TimeoutError)"),
         (None, "Error: search gave no answer within 0.05 seconds"),
     ],
 )
@@ -186,7 +256,15 @@ def test_the_policy_is_told_what_it_may_call() -> None:
 
 
 def test_what_is_only_thought_is_not_done() -> None:
-    assert parse_calls(f"<think>{LOOK_UP}</think>{ANSWER}") == []
+    thought = f"<think>{LOOK_UP} <answer>red</answer>"
+    assert spoken(f"{thought}</think>{ANSWER}") == ANSWER
+    record = rolled_out(Scripted([f"{thought}</think>{ANSWER}"]), CONTROL)
+    assert (ended(record), record.meta.reward) == (("completed", "answer"), 1.0)
+    record = rolled_out(Scripted([f"{thought}</think>I do not know"]), CONTROL)
+    assert (ended(record), record.meta.reward) == (("completed", "no answer"), 0.0)
+    record = rolled_out(Scripted([thought]), CONTROL)  # a thought without an end
+    assert (ended(record), record.meta.reward) == (("completed", "no answer"), 0.0)
+    assert parse_calls(call("search", query="</think>")) == [Call("search", {"query": "</think>"})]
     assert parse_calls("<tool_call>{} <tool_call>{}</tool_call>") == [
         BadCall("the call has no closing </tool_call>"),
         BadCall('the call has to be an object with "name" and "arguments"'),
@@ -234,7 +312,31 @@ def test_a_reward_that_fails_is_a_failed_record() -> None:
     object.__setattr__(asked._harness, "reward", broken)
     record = asyncio.run(asked.run())
     assert ended(record) == ("failed", "error")
-    assert record.meta.extra["error"] == "ZeroDivisionError: no reward"
+    assert record.meta.extra["error"] == "the reward failed (ZeroDivisionError)"
+
+
+def test_a_reward_that_takes_too_long_or_is_in_the_way_of_a_stop() -> None:
+    async def slow(outcome: object) -> float:
+        started.set()
+        await asyncio.sleep(3600)
+        return 1.0
+
+    async def stopped() -> Record:
+        asked = session(Scripted([ANSWER]), CONTROL)
+        object.__setattr__(asked._harness, "reward", slow)
+        running = asyncio.create_task(asked.run())
+        await started.wait()
+        asked.stop()
+        return await running
+
+    started = asyncio.Event()
+    asked = session(Scripted([ANSWER]), CONTROL, tool_seconds=0.05)
+    object.__setattr__(asked._harness, "reward", slow)
+    record = asyncio.run(asked.run())
+    assert ended(record) == ("failed", "error")
+    assert "the reward gave no answer within 0.05 seconds" in record.meta.extra["error"]
+    started = asyncio.Event()
+    assert ended(asyncio.run(stopped())) == ("aborted", "stopped")
 
 
 def test_a_stopped_session_ends_as_aborted_with_what_it_has() -> None:
@@ -260,9 +362,12 @@ def test_a_stopped_session_ends_as_aborted_with_what_it_has() -> None:
 
 def test_a_session_is_stopped_in_the_middle_of_a_tool_call() -> None:
     async def stopped() -> Record:
-        asked = session(engine, CONTROL, [Broken(None)])
-        asyncio.get_running_loop().call_later(0.05, asked.stop)
-        return await asked.run()
+        tool = Broken(None)
+        asked = session(engine, CONTROL, [tool])
+        running = asyncio.create_task(asked.run())
+        await tool.called.wait()
+        asked.stop()
+        return await running
 
     engine = Scripted([LOOK_UP, ANSWER])
     record = asyncio.run(stopped())

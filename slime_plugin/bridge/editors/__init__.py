@@ -11,7 +11,7 @@ from slime_plugin.bridge.editors.memexrl import MemexRLEditor
 from slime_plugin.bridge.editors.search_r1 import SearchR1Editor
 from slime_plugin.bridge.editors.tc_rag import TcRagEditor
 from slime_plugin.config.custom import load_object
-from slime_plugin.config.frozen import parse_config
+from slime_plugin.config.frozen import Frozen, parse_config
 from slime_plugin.config.harness import CustomEditor, Harness
 from slime_plugin.errors import ConfigError
 
@@ -33,5 +33,7 @@ def editor_factory(harness: Harness) -> Callable[[], Editor[Any]]:
     custom = load_object(harness.type, "harness.type")
     if not isinstance(custom, type) or not issubclass(custom, Editor):
         raise ConfigError(f"harness.type: {harness.type} is no subclass of slime_plugin.bridge.editors.Editor")
+    if not issubclass(custom.Settings, Frozen):
+        raise ConfigError(f"harness: {harness.type}.Settings has to derive from slime_plugin.config.frozen.Frozen")
     settings = parse_config(harness.settings, custom.Settings, "harness")
     return lambda: custom(settings)

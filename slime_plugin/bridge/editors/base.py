@@ -59,6 +59,6 @@ class Editor(Generic[Knobs]):
     def before_answer(self, context: Context, draft: Segment | None) -> bool:
         """The policy called no tool, so it is about to end with ``draft``; or it has one turn left (``draft`` is None).
 
-        True if the context was edited: then the policy answers again, once.
+        True if there is a draft and the context was edited so that the policy is to answer anew.
         """
         return False

@@ -19,7 +19,7 @@ OFFLOAD = Schema(
         "name": _NAME,
         "items": Parameter(
             "array",
-            "Which tool results: 1 is the oldest one visible. All, if not given.",
+            "Which tool results, by their number: 1 is the first one in the conversation. All, if not given.",
             required=False,
             items="integer",
         ),
@@ -45,19 +45,19 @@ class MemexRLEditor(Editor[MemexRL]):
 
     def _offload(self, context: Context, arguments: Mapping[str, Any]) -> str:
         name = arguments["name"]
-        stubs = {stub.id for stub, _ in self._store.values()}
-        results = [segment for segment in context.results if segment.id not in stubs]
+        results = context.results
+        wanted = arguments.get("items", range(1, len(results) + 1))
         if name in self._store:
             raise ToolError(f"memory holds {name!r} already; choose another name")
         if not results:
             raise ToolError("there is no tool result to offload")
-        wrong = [item for item in arguments.get("items", ()) if not 1 <= item <= len(results)]
-        if wrong:
-            raise ToolError(f"there is no tool result {wrong[0]}; they are numbered from 1 to {len(results)}")
-        wanted = sorted(set(arguments.get("items") or range(1, len(results) + 1)))
-        ids = [results[item - 1].id for item in wanted]
+        wrong = [item for item in wanted if not 1 <= item <= len(results)]
+        if wrong or not wanted:
+            what = f"there is no tool result {wrong[0]}" if wrong else "items is empty"
+            raise ToolError(f"{what}; tool results are numbered from 1 to {len(results)}")
+        ids = [results[item - 1].id for item in sorted(set(wanted))]
         with context.edit("offload", author="policy", name=name):
-            stub = context.replace(ids, Message("tool", self.settings.stub.format(name=name), name="memory"))
+            stub = context.replace(ids, Message("tool", self.settings.stub.replace("{name}", name), note=True))
         self._store[name] = stub, ids
         return self.settings.reply
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.record.checks import LARGEST_LOGPROB
 
 Finish = Literal["stop", "length", "abort"]
 
 
 class EngineError(MemoryWalkerError):
     """The engine gave no usable answer, however often it was asked."""
+
+
+class RefusedError(EngineError):
+    """The engine is there, and will not sample this turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,13 @@ class Generation:
     """``stop``: it sampled a stop token. ``length``: it may sample no more. ``abort``: it was cut off."""
     weights: tuple[tuple[str, int], ...] = ()
     """Version of the weights and how many of the tokens it sampled, in order; empty if the engine does not tell."""
+
+    def __post_init__(self) -> None:
+        if len(self.logprobs) != len(self.tokens):
+            raise EngineError(f"{len(self.logprobs)} log-probabilities for {len(self.tokens)} sampled tokens")
+        bad = [logprob for logprob in self.logprobs if not -math.inf < logprob <= LARGEST_LOGPROB]  # NaN is neither
+        if bad:
+            raise EngineError(f"{bad[0]:g} is no log-probability; {len(bad)} of {len(self.tokens)} tokens have such")
 
     @property
     def straddles(self) -> bool:

@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.errors import ConfigError, MemoryWalkerError, nearest
 
 
 class ToolError(MemoryWalkerError):
     """A call that cannot be answered. Its text becomes the tool result, so it speaks to the policy."""
+
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+"""JSON types and what they are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,11 @@ class Parameter:
     required: bool = True
     items: str | None = None
     """The JSON type of the items of an array."""
+
+    def __post_init__(self) -> None:
+        for kind in (self.type, self.items):
+            if kind is not None and kind not in TYPES:
+                raise ConfigError(f"{kind!r} is not the type of a tool's argument; use {nearest(kind, list(TYPES))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,110 @@
+"""ChatML as Qwen has it.
+
+    <|im_start|>system ... <|im_end|>
+    <|im_start|>user ... <|im_end|>
+    <|im_start|>assistant          <- here a turn opens; the policy samples up to <|im_end|>
+
+Every piece begins and ends at a token that text cannot contain, so the tokens of a conversation are those of its
+pieces; a tokenizer for which they are not is refused. Control tokens that someone wrote into a web page stay text. A
+tool result is a user message in ``<tool_response>`` tags, one message for each result, so that each can leave the
+context on its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from slime_plugin.bridge.chat.base import ChatError, cut_note, encodable
+from slime_plugin.bridge.messages import Message
+from slime_plugin.bridge.tools.base import Schema
+
+_TOOLS = """
+
+# Tools
+
+You may call these functions:
+<tools>
+{schemas}
+</tools>
+
+For each call write a JSON object with the name of the function and its arguments between <tool_call> tags:
+<tool_call>
+{{"name": "...", "arguments": {{...}}}}
+</tool_call>"""
+
+
+class ChatML:
+    """Renders for a tokenizer that has ``<|im_start|>`` and ``<|im_end|>``."""
+
+    def __init__(self, tokenizer: Tokenizer, *, thinking: bool = True) -> None:
+        start, end = (tokenizer.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
+        if start is None or end is None:
+            raise ChatError("the tokenizer has no <|im_start|> and <|im_end|>; set rollout.chat to template")
+        self._tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # special tokens inside a text are text
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._start, self._end = start, end
+        self._newline = self._encode("\n")
+        self._opening = [
+            self._start,
+            *self._encode("assistant\n" if thinking else "assistant\n<think>\n\n</think>\n\n"),
+        ]
+        self.stop_ids = frozenset({self._end})
+        self._check_pieces()
+
+    @classmethod
+    def load(cls, folder: Path, *, thinking: bool = True) -> ChatML:
+        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")), thinking=thinking)
+
+    def prompt(self, system: str, question: str, tools: Sequence[Schema]) -> list[int]:
+        if tools:
+            system += _TOOLS.format(schemas="\n".join(json.dumps(tool.to_json(), ensure_ascii=False) for tool in tools))
+        head = self._piece("system", system) if system else []
+        return head + self._piece("user", question)
+
+    def render(self, message: Message) -> list[int]:
+        if message.role == "tool":
+            return self._piece("user", f"<tool_response>\n{message.content}\n</tool_response>")
+        return self._piece(message.role, message.content)
+
+    def open_turn(self) -> list[int]:
+        return self._opening
+
+    def close_turn(self, sampled: Sequence[int]) -> list[int]:
+        return self._newline if sampled and sampled[-1] in self.stop_ids else [self._end, *self._newline]
+
+    def text(self, sampled: Sequence[int]) -> str:
+        spoken = sampled[:-1] if sampled and sampled[-1] in self.stop_ids else sampled
+        text: str = self._tokenizer.decode(list(spoken), skip_special_tokens=False)
+        return text
+
+    def cut(self, text: str, tokens: int) -> str:
+        ids = self._encode(text)
+        if len(ids) <= tokens:
+            return text
+        kept: str = self._tokenizer.decode(ids[:tokens], skip_special_tokens=False)
+        return kept.rstrip("\ufffd") + cut_note(tokens, len(ids))  # the last character may be cut in half
+
+    def _check_pieces(self) -> None:
+        pieces = [*self._piece("user", " One? \n"), *self._piece("user", "\nTwo "), *self._opening[:1]]
+        whole = "<|im_start|>user\n One? \n<|im_end|>\n<|im_start|>user\n\nTwo <|im_end|>\n<|im_start|>"
+        self._tokenizer.encode_special_tokens = False
+        found = self._encode(whole)
+        self._tokenizer.encode_special_tokens = True
+        if found != pieces:
+            raise ChatError(
+                f"the tokenizer makes {len(found)} tokens of a conversation in ChatML and {len(pieces)} others of its "
+                "pieces; set rollout.chat to template"
+            )
+
+    def _piece(self, role: str, content: str) -> list[int]:
+        return [self._start, *self._encode(f"{role}\n{content}"), self._end, *self._newline]
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(encodable(text), add_special_tokens=False).ids
+        return ids

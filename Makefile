@@ -1,5 +1,5 @@
 # make check runs everything a change has to pass; see CONTRIBUTING.md.
-.PHONY: check lint format test docs bench cost fuzz
+.PHONY: check lint format test docs bench cost rollouts fuzz
 
 check: lint test
 
@@ -28,6 +28,10 @@ bench: .venv
 # What an update costs under each method; seven minutes of one core.
 cost: .venv
 	.venv/bin/python -m benchmarks.cost
+
+# What the bridge costs beside a real engine; two minutes.
+rollouts: .venv
+	.venv/bin/python -m benchmarks.bridge
 
 # A minute of damaged files thrown at the reader.
 fuzz: .venv

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv in the project root with the pinned packages of requirements.lock and this package in it.
+# Makes .venv in the project root with the pinned packages of requirements.lock, SGLang, and this package in it.
 # Run it as often as you like: if nothing changed since the last time, it does nothing.
 set -euo pipefail
 
@@ -20,7 +20,7 @@ fi
 # An environment belongs to one interpreter and one folder (it does not survive a copy); a change of either makes it
 # anew. A change of what it holds is installed into it, so that what else was installed there stays.
 made_for="$("$python" --version) $PWD"
-holds=$(cat requirements.lock requirements.torch pyproject.toml | sha256sum | cut -d ' ' -f 1)
+holds=$(cat requirements.lock requirements.torch requirements.sglang pyproject.toml | sha256sum | cut -d ' ' -f 1)
 stamp=.venv/.memorywalker-setup # written last: an interrupted set-up is done again
 if [[ -f $stamp && $(<"$stamp") == "$made_for $holds" ]]; then
   exit 0
@@ -30,10 +30,11 @@ if [[ ! -f $stamp || $(<"$stamp") != "$made_for "* ]]; then
   echo "setup: making .venv with $("$python" --version)"
   "$python" -m venv --clear .venv
 fi
-echo "setup: installing requirements.torch and requirements.lock"
+echo "setup: installing requirements.torch, requirements.lock and requirements.sglang"
 rm -f "$stamp"
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.torch
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+  -r requirements.lock -r requirements.sglang
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 echo "$made_for $holds" >"$stamp"
 echo "setup: done; try .venv/bin/memorywalker --help"

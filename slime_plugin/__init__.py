@@ -1,8 +1,9 @@
 """MemoryWalker: train agents on the contexts they really saw.
 
-The sub-packages follow the data: ``record`` (what a rollout leaves behind), ``tree`` (what is derived from it),
-``methods`` (what a trainer is fed), ``report`` (what a person looks at), ``cli`` (how it is called). A module imports
-only what lies upstream of it; ``make check`` enforces that.
+The sub-packages follow the data: ``bridge`` (where rollouts come from), ``record`` (what a rollout leaves behind),
+``tree`` (what is derived from it), ``methods`` (what a trainer is fed), ``megatron`` (what a trainer does with it),
+``report`` (what a person looks at), ``cli`` (how it is called). A module imports only what lies upstream of it;
+``make check`` enforces that.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -37,6 +37,6 @@ rollouts: .venv
 fuzz: .venv
 	.venv/bin/python -m benchmarks.fuzz_reader
 
-.venv: requirements.lock pyproject.toml
+.venv: requirements.lock requirements.sglang requirements.torch pyproject.toml
 	launch/setup.sh
 	@touch .venv

@@ -173,11 +173,11 @@ class Session:
             rooms["sampled tokens"] = limits.sampled_tokens - sum(len(turn.generation.tokens) for turn in self._turns)
         tightest = min(rooms, key=lambda name: rooms[name])
         time_left = self._deadline - self._now()
-        if rooms[tightest] < 1 or time_left <= 0:
-            self._ending = Ending("truncated", tightest if rooms[tightest] < 1 else "time")
-            return None
         if self._stopped.is_set():
             self._ending = Ending("aborted", "stopped")
+            return None
+        if rooms[tightest] < 1 or time_left <= 0:
+            self._ending = Ending("truncated", tightest if rooms[tightest] < 1 else "time")
             return None
         timeout = None if time_left == float("inf") else time_left
         seed = None if self._seed is None else turn_seed(self._seed, self.turns)
@@ -190,8 +190,11 @@ class Session:
             segment = self._live.append_turn(generation)
             self._turns.append(_Turn(segment, generation, asked))
         if generation.finish == "abort":
+            late = self._now() >= self._deadline and not self._stopped.is_set()
             aborted = Ending("aborted", "stopped" if self._stopped.is_set() else "engine")
-            self._ending = Ending("truncated", "time") if self._now() >= self._deadline else aborted
+            self._ending = Ending("truncated", "time") if late else aborted
+        elif generation.finish == "length" and len(generation.tokens) < rooms[tightest]:
+            self._ending = Ending("truncated", "context")  # the engine holds less than we would
         elif generation.finish == "length" and tightest != "turn tokens":
             self._ending = Ending("truncated", tightest)
         return segment

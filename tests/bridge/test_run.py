@@ -232,6 +232,8 @@ def test_questions_that_are_none_are_named(lines: str, words: str, tmp_path: Pat
 def cell(tmp_path: Path) -> dict[str, Any]:
     """A cell that could run, if there were an engine."""
     save(tmp_path / "model")
+    save(tmp_path / "smaller")
+    (tmp_path / "smaller" / "config.json").write_text('{"vocab_size": 400}')
     corpus, questions = tmp_path / "corpus.jsonl", tmp_path / "questions.jsonl"
     corpus.write_text('{"text": "it is blue"}\n')
     questions.write_text('{"question": "What is it?", "answers": ["blue"]}\n')
@@ -259,6 +261,7 @@ def cell(tmp_path: Path) -> dict[str, Any]:
         ({"model": None}, "model: missing; name the folder of a Hugging Face checkpoint"),
         ({"model": "nowhere"}, "model: there is no folder nowhere"),
         ({"model": "."}, "there is no tokenizer.json"),
+        ({"model": "smaller"}, "the tokenizer has 432 tokens and the model 400; they do not belong together"),
         ({"tools": [{"type": "search", "backend": {"type": "bm25"}}]}, "tools.0.backend.corpus: missing"),
         ({"tools": [{"type": "search"}]}, "DASHSCOPE_API_KEY"),
         ({"tools": [{"type": "search", "name": "pop", "backend": {"type": "http", "url": "http://x"}}]}, "'pop'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +68,15 @@ def test_a_prompt_that_does_not_fit_is_not_sampled() -> None:
     record = rolled_out(engine, CONTROL, context_tokens=5)
     assert ended(record) == ("truncated", "context")
     assert not record.generated.any()
+
+
+def test_an_engine_that_holds_less_than_it_was_asked_for_ends_the_rollout() -> None:
+    class Small(Scripted):
+        async def generate(self, request: Request) -> Generation:
+            return await super().generate(dataclasses.replace(request, max_tokens=3))
+
+    record = rolled_out(Small([LOOK_UP]), CONTROL)
+    assert ended(record) == ("truncated", "context")
 
 
 def test_the_sampled_tokens_are_limited() -> None:

@@ -6,7 +6,9 @@ policy between :meth:`Chat.open_turn` and :meth:`Chat.close_turn`. What the poli
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from slime_plugin.bridge.messages import Message
@@ -54,6 +56,18 @@ class Chat(Protocol):
 def encodable(text: str) -> str:
     """The text, with ? for halves of surrogate pairs: JSON may carry those, tokenizers may not."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def check_vocabulary(folder: Path, tokens: int) -> None:
+    """An id that the model has no embedding for would take the whole engine down."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return  # a tokenizer without a model
+    rows = json.loads(path.read_text(encoding="utf-8")).get("vocab_size")
+    if isinstance(rows, int) and tokens > rows:
+        raise ChatError(
+            f"{folder}: the tokenizer has {tokens} tokens and the model {rows}; they do not belong together"
+        )
 
 
 def cut_note(kept: int, there_were: int) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from slime_plugin.bridge.chat.base import ChatError, cut_note, encodable
+from slime_plugin.bridge.chat.base import ChatError, check_vocabulary, cut_note, encodable
 from slime_plugin.bridge.messages import Message
 from slime_plugin.bridge.tools.base import Schema
 
@@ -59,7 +59,9 @@ class ChatML:
 
     @classmethod
     def load(cls, folder: Path, *, thinking: bool = True) -> ChatML:
-        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")), thinking=thinking)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        check_vocabulary(folder, tokenizer.get_vocab_size(with_added_tokens=True))
+        return cls(tokenizer, thinking=thinking)
 
     def prompt(self, system: str, question: str, tools: Sequence[Schema]) -> list[int]:
         if tools:

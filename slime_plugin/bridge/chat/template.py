@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import jinja2
 
-from slime_plugin.bridge.chat.base import ChatError, cut_note, encodable
+from slime_plugin.bridge.chat.base import ChatError, check_vocabulary, cut_note, encodable
 from slime_plugin.bridge.messages import Message
 from slime_plugin.bridge.tools.base import Schema
 
@@ -79,6 +79,7 @@ class TemplateChat:
             raise ChatError(f"{folder}: there is no tokenizer that transformers can load: {error}") from error
         if not tokenizer.chat_template:
             raise ChatError(f"{folder}: the tokenizer has no chat template; set rollout.chat to chatml")
+        check_vocabulary(folder, len(tokenizer))
         return cls(tokenizer, thinking=thinking)
 
     def prompt(self, system: str, question: str, tools: Sequence[Schema]) -> list[int]:

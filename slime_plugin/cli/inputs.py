@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,13 @@ def MODEL(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802  # r
     ):
         command = option(command)
     return command
+
+
+def check_installed(extra: str, *packages: str) -> None:
+    """Before a command imports what it computes with."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise MemoryWalkerError(f"this command needs {package}: pip install 'memorywalker[{extra}]'")
 
 
 def choose_record(path: Path, wanted: str | None) -> Record:

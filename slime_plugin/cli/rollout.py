@@ -16,10 +16,11 @@ import click
 import rich.progress
 from rich.console import Console
 
-from slime_plugin.cli.inputs import sound_records
+from slime_plugin.cli.inputs import check_installed, sound_records
 from slime_plugin.cli.output import console, shown_stages
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.frozen import load_config
+from slime_plugin.config.frozen import load_config, parse_config
+from slime_plugin.config.rollout import Engine
 from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record
 from slime_plugin.report.summary import summarise, summary_tables
@@ -50,10 +51,12 @@ def rollout(config: Path, out: Path, questions: int | None, samples: int | None,
     Exits with 1 if rollouts failed or were aborted, and with 130 if it was interrupted.
     """
     cell = load_config(config, Cell)
-    settings = {name: value for name, value in (("samples", samples),) if value is not None}
-    cell = cell.model_copy(update={"rollout": cell.rollout.model_copy(update=settings)})
+    if samples is not None:
+        cell = cell.model_copy(update={"rollout": cell.rollout.model_copy(update={"samples": samples})})
     if engine is not None:
-        cell = cell.model_copy(update={"engine": cell.engine.model_copy(update={"url": engine})})
+        there = parse_config({**cell.engine.model_dump(), "url": engine}, Engine, "--engine")
+        cell = cell.model_copy(update={"engine": there})
+    check_installed("rollout", "aiohttp", "bm25s", "orjson", "tokenizers")
     with _as_mistakes_of(config):
         try:
             tally = asyncio.run(_run(cell, out, questions))

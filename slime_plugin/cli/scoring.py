@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING
 import rich.progress
 from rich.console import Console
 
+from slime_plugin.cli.inputs import check_installed
 from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.method import Method
 from slime_plugin.config.parallel import Parallelism
-from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.record import Record
 
 if TYPE_CHECKING:
@@ -36,9 +35,7 @@ def scores_of(
     """For each method the scores of all records, with progress on the terminal."""
     parallel = Parallelism(tp, pp, cp, sp)
     Architecture.read(model).check_split(parallel)  # before torch is loaded, which takes seconds
-    for package in ("torch", "megatron", "safetensors"):
-        if importlib.util.find_spec(package) is None:
-            raise MemoryWalkerError(f"this command computes with {package}: pip install 'memorywalker[train]'")
+    check_installed("train", "torch", "megatron", "safetensors")
     from slime_plugin.megatron.score import Scorer, score_records
 
     columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())

@@ -63,6 +63,16 @@ def test_an_interrupted_run_is_written_down_and_goes_on(server: Server, tmp_path
     assert set(finished(server, tmp_path / "run", 8).values()) == {16}
 
 
+def test_a_second_interrupt_ends_at_once(server: Server, tmp_path: Path) -> None:
+    process = begun(server, tmp_path / "run")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert run("record", "check", str(tmp_path / "run")).exit_code == 0
+
+
 def test_a_killed_run_goes_on(server: Server, tmp_path: Path) -> None:
     process = begun(server, tmp_path / "run")
     process.kill()

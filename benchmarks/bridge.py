@@ -57,11 +57,20 @@ TIMED: dict[str, tuple[tuple[Any, str], ...]] = {
 }
 
 
+def clock_seconds(calls: int = 100_000) -> float:
+    """What asking for the CPU time once, before and after a call, adds to the time of the call."""
+    begun = time.thread_time()
+    for _ in range(calls):
+        time.thread_time()
+    return (time.thread_time() - begun) / calls
+
+
 @contextmanager
 def timed() -> Iterator[Mapping[str, float]]:
     """Seconds spent in each part of the bridge; what one part does for another counts once, for the inner one."""
     spent: dict[str, float] = defaultdict(float)
     inner = [0.0]
+    clock = clock_seconds()
 
     def wrap(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -72,7 +81,7 @@ def timed() -> Iterator[Mapping[str, float]]:
                 return function(*arguments, **settings)
             finally:
                 taken = time.thread_time() - begun
-                spent[part] += taken - inner.pop()
+                spent[part] += taken - inner.pop() - clock
                 inner[-1] += taken
 
         return wrapper
@@ -142,12 +151,16 @@ class Instant:
 
 
 class Look:
-    """A tool with a result of about 250 tokens."""
+    """A tool with a result of about 250 tokens, never the same."""
 
     schema = Schema("look", "", {"query": Parameter("string")})
 
+    def __init__(self) -> None:
+        self.calls = 0
+
     async def __call__(self, arguments: Mapping[str, Any]) -> str:
-        return "find Ada Stone's boss: " + "a result that is neither short nor long, " * 6
+        self.calls += 1
+        return f"{self.calls}: " + "find Ada Stone's boss: " + "a result that is neither short nor long, " * 6
 
 
 def seconds_of(turns: int, pops: bool, model: Path, repeat: int = 7) -> tuple[float, float, int]:

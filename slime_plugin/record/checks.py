@@ -28,6 +28,8 @@ LARGEST_LOGPROB = 1e-3
 
 def logprob_defects(generated: BoolArray, logprobs: FloatArray) -> Iterator[Defect]:
     given = ~np.isnan(logprobs)
+    if (given == generated).all() and not (logprobs > LARGEST_LOGPROB).any():
+        return
     missing = np.flatnonzero(generated & ~given)
     if missing.size:
         yield Defect(
@@ -67,11 +69,14 @@ def history_defects(generated: BoolArray, views: tuple[View, ...]) -> Iterator[D
     before: IntArray | None = None
     for k, spans in enumerate(views):
         view = span_positions(spans)
+        if k == 0 and len(spans) == 1 and spans[0][0] == 0 and not generated[0]:  # as it should be: nothing to find out
+            born[: view.size], seen, before = 0, view.size, view
+            continue
         fresh = born[view] < 0
         new = view[fresh]
         born[new] = k
         yield from _order_defects(generated, k, view, fresh)
-        if before is not None and np.array_equal(view[: before.size], before) and fresh[before.size :].all():
+        if before is not None and _begins_with(view, before) and fresh[before.size :].all():
             yield Defect(
                 f"views[{k}]",
                 f"only extends view {k - 1} ({before.size} positions) by {view.size - before.size} new ones: "
@@ -86,13 +91,19 @@ def history_defects(generated: BoolArray, views: tuple[View, ...]) -> Iterator[D
             f"never visible: {unseen.size} of {length} tape positions are in none of the {len(views)} views; "
             "add them to the view of the layer in which they were live, or take them off the tape",
         )
-    elif (np.diff(born) < 0).any():
+    elif (born[1:] < born[:-1]).any():
         p = int(np.flatnonzero(np.diff(born) < 0)[0])
         yield Defect(
             f"tokens[{p}]",
             f"position {p} first appears in view {born[p]}, position {p + 1} already in view {born[p + 1]}; "
             "the tape is in order of first appearance",
         )
+
+
+def _begins_with(view: IntArray, before: IntArray) -> bool:
+    # The last position of ``before`` is in its place in few views that do not begin with all of it.
+    last = before.size - 1
+    return view.size > last and view[last] == before[last] and bool((view[: last + 1] == before).all())
 
 
 def _order_defects(generated: BoolArray, k: int, view: IntArray, fresh: BoolArray) -> Iterator[Defect]:
@@ -107,6 +118,8 @@ def _order_defects(generated: BoolArray, k: int, view: IntArray, fresh: BoolArra
             f"generated position {view[0]} is the first of its view: 0 tokens precede it, so no distribution produced "
             "it; a live context starts with at least 1 token that was not sampled there",
         )
+    if (new[1:] > new[:-1]).all():
+        return
     must_be_in_order = sampled if k else np.ones_like(sampled)
     highest_so_far = np.maximum.accumulate(new)
     lowest_from_here = np.minimum.accumulate(new[::-1])[::-1]

@@ -101,6 +101,8 @@ _META_KEYS = ("id", "harness", "group", "reward", "status", "weight_version")
 
 def extra_defects(where: str, extra: Mapping[str, Json], taken: tuple[str, ...]) -> Iterator[Defect]:
     """Further keys must be strings, none of ours, with values that can be written and read back."""
+    if not extra:
+        return
     keys: list[Any] = list(extra)
     for key in keys:
         if not isinstance(key, str) or key in taken:

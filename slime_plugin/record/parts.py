@@ -60,6 +60,8 @@ def as_flags(value: object, length: int) -> BoolArray | Defect:
         return Defect("generated", f"{_described(value)} is not a list; {remedy}")
     if len(value) != length or length == 0:
         return Defect("generated", f"{len(value)} flags for {length} tokens; every tape position needs exactly one")
+    if isinstance(value, np.ndarray) and value.dtype.kind == "b":
+        return read_only(value.copy())
     if not _within(value, 0, 1):
         bad = next(i for i, flag in enumerate(value) if flag not in (0, 1))
         return Defect(f"generated[{bad}]", f"{_clipped(value[bad])} is neither 0 nor 1; {remedy}")

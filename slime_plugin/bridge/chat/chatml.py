@@ -12,6 +12,7 @@ context on its own.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,10 @@ For each call write a JSON object with the name of the function and its argument
 </tool_call>"""
 
 
+PIECES_KEPT = 1024
+"""Messages whose tokens are remembered."""
+
+
 class ChatML:
     """Renders for a tokenizer that has ``<|im_start|>`` and ``<|im_end|>``."""
 
@@ -55,6 +60,8 @@ class ChatML:
             *self._encode("assistant\n" if thinking else "assistant\n<think>\n\n</think>\n\n"),
         ]
         self.stop_ids = frozenset({self._end})
+        # The rollouts of a group share their prompt, and often what they look up.
+        self._piece = functools.lru_cache(maxsize=PIECES_KEPT)(self._rendered)
         self._check_pieces()
 
     @classmethod
@@ -66,13 +73,13 @@ class ChatML:
     def prompt(self, system: str, question: str, tools: Sequence[Schema]) -> list[int]:
         if tools:
             system += _TOOLS.format(schemas="\n".join(json.dumps(tool.to_json(), ensure_ascii=False) for tool in tools))
-        head = self._piece("system", system) if system else []
-        return head + self._piece("user", question)
+        head = self._piece("system", system) if system else ()
+        return [*head, *self._piece("user", question)]
 
     def render(self, message: Message) -> list[int]:
         if message.role == "tool":
-            return self._piece("user", f"<tool_response>\n{message.content}\n</tool_response>")
-        return self._piece(message.role, message.content)
+            return list(self._piece("user", f"<tool_response>\n{message.content}\n</tool_response>"))
+        return list(self._piece(message.role, message.content))
 
     def open_turn(self) -> list[int]:
         return self._opening
@@ -104,8 +111,8 @@ class ChatML:
                 "pieces; set rollout.chat to template"
             )
 
-    def _piece(self, role: str, content: str) -> list[int]:
-        return [self._start, *self._encode(f"{role}\n{content}"), self._end, *self._newline]
+    def _rendered(self, role: str, content: str) -> tuple[int, ...]:
+        return (self._start, *self._encode(f"{role}\n{content}"), self._end, *self._newline)
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(encodable(text), add_special_tokens=False).ids

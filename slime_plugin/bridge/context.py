@@ -103,11 +103,6 @@ class Context:
             raise ContextError(f"there is no segment {id}; this rollout has had {len(self._known)}")
         return self._known[id]
 
-    @property
-    def edits(self) -> int:
-        """How often it was edited."""
-        return len(self._edits)
-
     def prompt(self) -> list[int]:
         """What the engine is sent for the next turn."""
         if self._editing:

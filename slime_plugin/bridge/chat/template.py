@@ -149,7 +149,7 @@ class TemplateChat:
     def _compare(self, what: str, wanted: list[int], found: list[int]) -> None:
         if wanted == found:
             return
-        at = next(
+        at = next(  # one may be the beginning of the other: then they differ where it ends
             (i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), min(len(wanted), len(found))
         )
         was, now = (self._named(ids, at) for ids in (wanted, found))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import assume, given, settings
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from examples.small_world import tokenizer as small_world
 from slime_plugin.bridge.chat import Chat, ChatError, ChatML, load_chat
 from slime_plugin.bridge.chat.template import TemplateChat
-from slime_plugin.bridge.messages import Message
+from slime_plugin.bridge.messages import Message, Role
 from slime_plugin.bridge.tools.base import Parameter, Schema
 
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>")
@@ -47,7 +47,8 @@ ROLES = st.sampled_from(("user", "assistant", "tool"))
 
 def hub(tokenizer: Tokenizer, template: str, **settings: Any) -> Any:
     """As transformers loads it."""
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **settings)  # type: ignore[no-untyped-call]
+    made: Any = PreTrainedTokenizerFast  # untyped
+    return made(tokenizer_object=tokenizer, chat_template=template, **settings)
 
 
 def small(template: str = small_world.TEMPLATE) -> Any:
@@ -126,7 +127,7 @@ def pieces(
             sampled = spoken(content)
             ids = [*ids, *chat.open_turn(), *sampled, *chat.close_turn(sampled)]
         else:
-            ids = [*ids, *chat.render(Message(role, content))]  # type: ignore[arg-type]
+            ids = [*ids, *chat.render(Message(cast(Role, role), content))]
     return ids
 
 
@@ -404,6 +405,7 @@ def test_a_template_that_rewrites_what_was_said(template: str, before: Any, adde
     was, now = (
         tokenizer.apply_chat_template(talk, tokenize=True, return_dict=False) for talk in (before, [*before, added])
     )
+    # The second is longer, by what was added.
     at = next(i for i, (one, other) in enumerate(zip(was, now, strict=False)) if one != other)
     named = [f"{ids[at]} ({tokenizer.convert_ids_to_tokens(ids[at])!r})" for ids in (was, now)]
     assert f"{what} added, token {at} is {named[1]} where it was {named[0]}; set rollout.chat to chatml" in error

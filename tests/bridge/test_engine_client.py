@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 
 from slime_plugin.bridge.engine import sglang
-from slime_plugin.bridge.engine.base import EngineError, Generation, RefusedError, Request
+from slime_plugin.bridge.engine.base import EngineError, Finish, Generation, RefusedError, Request
 from slime_plugin.bridge.engine.sglang import LONGEST_PAUSE, SglangEngine, pause
 from slime_plugin.bridge.server import Router, Server
 from slime_plugin.bridge.server.process import free_port
@@ -190,10 +190,10 @@ def test_a_session_says_who_it_is(session: str, header: str) -> None:
 
 
 @pytest.mark.parametrize(("reason", "finish"), [(STOP, "stop"), (LENGTH, "length"), (ABORT, "abort")])
-def test_why_a_turn_ended(reason: Any, finish: str) -> None:
+def test_why_a_turn_ended(reason: Any, finish: Finish) -> None:
     """An abort that nobody here asked for too: a trainer pauses the engine like that."""
     fake = Fake([says(answer(finish=reason))])
-    assert asyncio.run(ask(fake)) == Generation(GOOD.tokens, GOOD.logprobs, finish, GOOD.weights)  # type: ignore[arg-type]
+    assert asyncio.run(ask(fake)) == Generation(GOOD.tokens, GOOD.logprobs, finish, GOOD.weights)
     assert len(fake.bodies) == 1
     assert fake.aborts == []
 

@@ -171,14 +171,14 @@ def test_functions_and_classes_of_ones_own(mine: str) -> None:
 @pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), -2])
 def test_numbers_of_any_kind_are_rewards(value: Any, mine: str) -> None:
     build_reward(custom(mine, "result"))
-    sys.modules[mine].RESULT = value  # type: ignore[attr-defined]
+    vars(sys.modules[mine])["RESULT"] = value
     assert reward(custom(mine, "result"), "x") == value
 
 
 @pytest.mark.parametrize("value", [None, "1", float("nan"), float("inf"), [1.0], 1j])
 def test_a_result_that_is_no_number(value: Any, mine: str) -> None:
     build_reward(custom(mine, "result"))
-    sys.modules[mine].RESULT = value  # type: ignore[attr-defined]
+    vars(sys.modules[mine])["RESULT"] = value
     with pytest.raises(RewardError, match=r"question 17: .*:result gave .* it has to be a finite number"):
         reward(custom(mine, "result"), "x")
 

@@ -71,7 +71,6 @@ from slime_plugin.config.objective import Objective
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.megatron.architecture import transformer_config
 from slime_plugin.megatron.batch import Item, pack, student_items, teacher_items
-from slime_plugin.megatron.diagnostics import places_of
 from slime_plugin.megatron.loss import Distillation, TokenTable, UpdateLoss
 from slime_plugin.megatron.model import build_model
 from slime_plugin.megatron.norm import RMSNorm
@@ -84,6 +83,7 @@ from slime_plugin.methods import Credit, Layout, Row, lay_out
 from slime_plugin.methods.row import chain_row
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, count
+from slime_plugin.tree.places import places_of
 
 MODEL = Architecture(
     vocabulary=8_192,

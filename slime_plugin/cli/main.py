@@ -13,12 +13,17 @@ from slime_plugin import __version__
 from slime_plugin.errors import MemoryWalkerError
 
 COMMANDS = {
+    "train": ("slime_plugin.cli.train:train", "Train a policy on this machine: rollouts, updates, checkpoints."),
     "record": ("slime_plugin.cli.record:record", "Check, draw and summarise the records of rollouts."),
     "layout": ("slime_plugin.cli.layout:layout", "Show what a method would train on, given a record."),
     "score": ("slime_plugin.cli.score:score", "Compare the trainer's log-probabilities with those of the rollout."),
+    "compare": ("slime_plugin.cli.compare:compare", "Put the same recorded rollouts under several methods."),
+    "report": ("slime_plugin.cli.report:report", "Write a page about training runs: plots, and every rollout."),
     "probe": ("slime_plugin.cli.probe:probe", "Measure both pitfalls of naive training on a model."),
     "rollout": ("slime_plugin.cli.rollout:rollout", "Run a harness: questions in, records out."),
     "engine": ("slime_plugin.cli.engine:engine", "Serve a model with SGLang, on GPUs or on a CPU."),
+    "config": ("slime_plugin.cli.config:config", "Show what a configuration comes to, and which keys there are."),
+    "doctor": ("slime_plugin.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
 }
 
 

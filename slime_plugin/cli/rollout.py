@@ -16,10 +16,12 @@ import click
 import rich.progress
 from rich.console import Console
 
+from slime_plugin.cli.config import CONFIG, OVERRIDES
 from slime_plugin.cli.inputs import check_installed, sound_records
 from slime_plugin.cli.output import console, shown_stages
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.frozen import load_config, parse_config
+from slime_plugin.config.frozen import parse_config
+from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.rollout import Engine
 from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record
@@ -36,21 +38,30 @@ _EVERY = 10.0
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@CONFIG
+@OVERRIDES
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the run.")
 @click.option("--questions", type=click.IntRange(min=1), help="Only the first N questions.  [default: all]")
 @click.option("--samples", type=click.IntRange(min=1), help="Rollouts per question.  [default: rollout.samples]")
 @click.option("--engine", metavar="URL", help="An SGLang server or router that runs already.  [default: engine.url]")
-def rollout(config: Path, out: Path, questions: int | None, samples: int | None, engine: str | None) -> None:
+def rollout(
+    config: Path,
+    overrides: tuple[str, ...],
+    out: Path,
+    questions: int | None,
+    samples: int | None,
+    engine: str | None,
+) -> None:
     """Run a harness: questions in, records out.
 
-    CONFIG is a cell with harness, model, tools and questions. Without an engine to talk to, an SGLang server is started
-    for the time of the run. Every rollout is written down as it ends: called again with the same folder, the command
-    goes on where it stopped, and tries again what failed.
+    CONFIG is a cell with harness, model, tools and questions; settings such as harness=tc_rag or rollout.turns=12
+    replace its own. Without an engine to talk to, an SGLang server is started for the time of the run. Every rollout is
+    written down as it ends: called again with the same folder, the command goes on where it stopped, and tries again
+    what failed.
 
     Exits with 1 if rollouts failed or were aborted, and with 130 if it was interrupted.
     """
-    cell = load_config(config, Cell)
+    cell = load_cell(config, overrides)
     if samples is not None:
         cell = cell.model_copy(update={"rollout": cell.rollout.model_copy(update={"samples": samples})})
     if engine is not None:

@@ -58,14 +58,28 @@ class Architecture:
         )
 
     def check_split(self, parallel: Parallelism) -> None:
-        """Refuse ranks that heads or layers cannot be dealt out to evenly."""
+        """Refuse ranks that heads cannot be dealt out to evenly, or layers not at all."""
         for what, number, ranks, size in (
             ("num_attention_heads", self.heads, "tensor-parallel", parallel.tp),
             ("num_key_value_heads", self.groups, "tensor-parallel", parallel.tp),
             ("intermediate_size", self.feed_forward, "tensor-parallel", parallel.tp),
-            ("num_hidden_layers", self.layers, "pipeline-parallel", parallel.pp),
         ):
             check_divides(what, number, ranks, size)
+        if self.layers < parallel.pp:
+            raise ConfigError(
+                f"num_hidden_layers is {self.layers}, too few for {parallel.pp} pipeline stages; choose at most "
+                f"{self.layers}"
+            )
+
+    def last_stage(self, stages: int) -> int | None:
+        """Layers of the last pipeline stage, if it has another number of them than the others; else None.
+
+        It has fewer where that is possible, because it computes the head as well: 3 layers are split into 2 and 1.
+        """
+        if self.layers % stages == 0:
+            return None
+        rest = self.layers - (stages - 1) * (self.layers // stages + 1)
+        return rest if rest > 0 else self.layers - (stages - 1) * (self.layers // stages)
 
     def padded_vocabulary(self, tp: int) -> int:
         """The vocabulary with as few unused rows as make it divide over the tensor-parallel ranks."""

@@ -9,6 +9,8 @@ from slime_plugin.config.objective import Objective
 from slime_plugin.config.reward import ExactMatch, Reward
 from slime_plugin.config.rollout import Engine, Rollout
 from slime_plugin.config.tools import Tools
+from slime_plugin.config.tracking import Tracking
+from slime_plugin.config.trainer import Trainer
 
 
 class Cell(Frozen):
@@ -17,13 +19,24 @@ class Cell(Frozen):
     model: File | None = None
     """Folder of a Hugging Face checkpoint with its tokenizer: the policy."""
     harness: Harness = SearchR1()
+    """How the live context is edited during a rollout: one of the two switches."""
     method: Method = Mask4d()
+    """How a rollout is turned into training input: the other switch."""
 
     rollout: Rollout = Rollout()
+    """How rollouts are sampled."""
     engine: Engine = Engine()
+    """What samples them."""
     tools: Tools = ()
+    """What the policy may call."""
     reward: Reward = ExactMatch()
+    """What a rollout is worth."""
 
     objective: Objective = Objective()
+    """What a policy update minimises."""
     std: bool = True
     """Divide advantages by the standard deviation of their group."""
+    trainer: Trainer = Trainer()
+    """How the policy is updated, and how the work is split over ranks."""
+    tracking: Tracking = Tracking()
+    """Where metrics go."""

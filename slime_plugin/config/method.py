@@ -35,6 +35,7 @@ class Mask4d(Frozen):
 
     type: Literal["mask4d"] = "mask4d"
     packing: Packing = "trie"
+    """How branches share a row: every distinct prefix once; side by side; or once per token, which is not exact."""
     budget: int | None = Field(default=None, ge=1)
     """Most tokens of one row; a larger tree is split over several rows. Unlimited if not set. Only for the trie."""
 

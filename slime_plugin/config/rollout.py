@@ -52,9 +52,12 @@ class Rollout(Frozen):
     """Most time for one tool call, and for the reward."""
 
     temperature: float = Field(default=1.0, ge=0)
+    """Of sampling, and of the log-probabilities that are logged; training needs 1."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the most likely tokens that have this share of the probability; training needs 1."""
     top_k: int | None = Field(default=None, ge=1)
-    """Log-probabilities are those of the whole distribution, so top_p and top_k below it make training off-policy."""
+    """Sample from so many of the most likely tokens; training needs null. Log-probabilities are those of the whole
+    distribution, so top_p and top_k below it make training off-policy."""
 
 
 class Engine(Frozen):

@@ -59,7 +59,9 @@ class DashScope(Remote):
 
     type: Literal["dashscope"] = "dashscope"
     url: Url = "https://dashscope.aliyuncs.com/api/v1/indices/plugin/web_search"
+    """Where it is asked."""
     key_variable: KeyVariable | None = "DASHSCOPE_API_KEY"
+    """Environment variable that holds the key."""
     parameters: dict[str, Any] = Field(default={})
     """Further fields of the request, such as ``scene`` or ``uid``."""
 
@@ -76,6 +78,7 @@ class Search(Frozen):
     description: str = "Search for documents that answer a query."
     """What the policy is told about it."""
     backend: SearchBackend = DashScope()
+    """What is searched."""
     top_k: int = Field(default=3, ge=1)
     """Documents per call."""
     max_chars: int = Field(default=2000, ge=1)
@@ -88,8 +91,11 @@ class Firecrawl(Remote):
     """Fetches pages as Markdown."""
 
     url: Url = "https://api.firecrawl.dev"
+    """Where ``/v2/scrape`` is."""
     key_variable: KeyVariable | None = "FIRECRAWL_API_KEY"
+    """Environment variable that holds the key. Asked without a key if not set."""
     timeout: float = Field(default=30.0, gt=0)
+    """Seconds one request may take. One that takes longer is not repeated."""
     retries: int = Field(default=1, ge=0)
     """Pages that are gone answer 500 too, so that many repetitions are wasted."""
     parameters: dict[str, Any] = Field(default={})
@@ -104,7 +110,9 @@ class Summariser(Remote):
     model: str = "qwen-turbo"
     """Qwen3-Turbo in the paper; this is how DashScope calls it."""
     key_variable: KeyVariable | None = "DASHSCOPE_API_KEY"
+    """Environment variable that holds the key. Asked without a key if not set."""
     timeout: float = Field(default=30.0, gt=0)
+    """Seconds one request may take. One that takes longer is not repeated."""
     max_tokens: int = Field(default=1024, ge=1)
     """Most tokens of a summary."""
     parameters: dict[str, Any] = Field(default={"temperature": 0})
@@ -120,6 +128,7 @@ class Visit(Frozen):
     description: str = "Read a web page and report what is relevant to a goal."
     """What the policy is told about it."""
     firecrawl: Firecrawl = Firecrawl()
+    """What is asked for the page."""
     summariser: Summariser | None = Summariser()
     """Null: the page itself is the result, cut to max_chars."""
     max_page_chars: int = Field(default=60_000, ge=1)

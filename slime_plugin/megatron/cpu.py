@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from megatron.core import utils
 from megatron.core.optimizer import clip_grads, grad_scaler, optimizer
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random as megatron_random
 
-_NAMING_CUDA = (schedules, optimizer, clip_grads, grad_scaler)
+_NAMING_CUDA = (schedules, optimizer, clip_grads, grad_scaler, utils)
 
 
 def bridge_to_cpu() -> None:

@@ -3,26 +3,18 @@
 Everything is a sum over tokens under a fixed set of keys in a fixed order, so that sums of micro-batches, ranks and
 steps can be added by position, which is what slime's reducer does. Means are formed at the very end, by :func:`means`.
 A maximum is not a sum; for the reducer its place is taken by counts of tokens above some thresholds.
-
-A token's *place* says what happened last before it was sampled: nothing yet (``start``) or an edit of some kind, and
-whether it is one of the first ``NEAR`` sampled tokens after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slime_plugin.megatron.vocabulary import Divergence
-from slime_plugin.record import KINDS
-from slime_plugin.record.arrays import IntArray
-from slime_plugin.tree import Trajectory
+from slime_plugin.tree.places import PLACES
 
-NEAR = 16
-PLACES = ("start", *(f"{kind}/{where}" for kind in KINDS for where in ("near", "far")))
 THRESHOLDS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 DRIFT_KEYS = (
     *("tokens", "logdiff", "signed_logdiff", "k3", "multiplicative_error"),
@@ -30,18 +22,6 @@ DRIFT_KEYS = (
     *(f"{place}/{name}" for name in ("tokens", "logdiff") for place in PLACES),
 )
 LEAF_KEYS = ("leaves", "leaf_kl", "pinsker", "student_entropy", "teacher_entropy", "entropy_gap")
-
-
-def places_of(trajectory: Trajectory, near: int = NEAR) -> IntArray:
-    """[L] the place of every tape token, as an index of ``PLACES``; 0 for tokens that were not sampled."""
-    record = trajectory.record
-    places = np.zeros(len(record), dtype=np.int32)
-    for k, edit in enumerate(record.edits, start=1):
-        view = trajectory.views[k]
-        sampled = view[trajectory.sampled_in(k)]
-        kind = 1 + 2 * KINDS.index(edit.kind)
-        places[sampled] = np.where(np.arange(sampled.size) < near, kind, kind + 1)
-    return places
 
 
 def drift_sums(trained: Tensor, rolled_out: Tensor, places: Tensor) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from slime_plugin.megatron.batch import MicroBatch
 from slime_plugin.megatron.diagnostics import DRIFT_KEYS, LEAF_KEYS, drift_sums, leaf_sums
 from slime_plugin.megatron.objective import POLICY_KEYS, Targets, policy_loss
 from slime_plugin.megatron.step import Predictions
-from slime_plugin.megatron.teacher import TeacherStates, leaf_divergence
-from slime_plugin.megatron.vocabulary import Shard, token_statistics
+from slime_plugin.megatron.teacher import TeacherStates
+from slime_plugin.megatron.vocabulary import Shard, forward_kl, statistics_dtype, token_statistics
 from slime_plugin.methods import Credit
 
 SUM_KEYS = ("loss", *POLICY_KEYS, *DRIFT_KEYS, *LEAF_KEYS)
@@ -59,6 +59,46 @@ class Distillation:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaves:
+    """The diverging leaves among M trained tokens, and what their teacher saw."""
+
+    rows: Tensor
+    """[d] which of the M they are."""
+    hidden: Tensor
+    """[d, h] last hidden states of the teacher in front of them."""
+    weight: Tensor
+    """[V/tp, h] the output weight that turns these into logits."""
+    coefficient: float
+    """Of the KL in this step."""
+    top_k: int | None = None
+
+
+def update_loss(
+    logits: Tensor,
+    tokens: Tensor,
+    targets: Targets,
+    logged: Tensor,
+    places: Tensor,
+    objective: Objective,
+    shard: Shard,
+    leaves: Leaves | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """From the logits in front of M trained tokens [M, V/tp] and their ids [M]: a scalar to minimise, and ``SUM_KEYS``.
+
+    ``logged`` [M] are the log-probabilities of the rollout, ``places`` [M] those of
+    :func:`slime_plugin.tree.places.places_of`. Every method of training ends here, whatever carried its tokens.
+    """
+    logprobs, entropy = token_statistics(logits, tokens, shard)
+    loss, sums = policy_loss(logprobs, entropy, targets, objective)
+    divergence = None
+    if leaves is not None and len(leaves.rows):
+        divergence = forward_kl(logits[leaves.rows], leaves.hidden, leaves.weight, shard, top_k=leaves.top_k)
+        loss = loss + leaves.coefficient * (targets.weight[leaves.rows] * divergence.kl).sum()
+    drift = drift_sums(logprobs, logged, places)
+    return loss, {"loss": loss.detach(), **sums, **drift, **leaf_sums(divergence, loss.device)}
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateLoss:
     """Call it with predictions: a scalar to minimise, and sums with constant keys."""
 
@@ -66,7 +106,7 @@ class UpdateLoss:
     credits: Sequence[Credit]
     """One per rollout."""
     places: TokenTable
-    """Of :func:`slime_plugin.megatron.diagnostics.places_of`."""
+    """Of :func:`slime_plugin.tree.places.places_of`."""
     vocabulary: int
     tp_group: dist.ProcessGroup
     old: TokenTable | None = None
@@ -76,19 +116,25 @@ class UpdateLoss:
 
     def __call__(self, predictions: Predictions) -> tuple[Tensor, dict[str, Tensor]]:
         batch, share, logits = predictions.batch, predictions.share, predictions.rows
-        shard = Shard.of(self.vocabulary, logits.shape[1], self.tp_group)
-        logprobs, entropy = token_statistics(logits, predictions.targets(), shard)
-        targets = self._targets(batch, share, logprobs)
-        loss, sums = policy_loss(logprobs, entropy, targets, self.objective)
-        divergence = None
-        if self.distillation is not None and self.distillation.weight:
-            divergence = leaf_divergence(predictions, self.distillation.teacher, shard, self.distillation.top_k)
-            if divergence is not None:
-                weight = targets.weight[predictions.leaf_rows()]
-                loss = loss + self.distillation.weight * (weight * divergence.kl).sum()
-        logged = _tensor(batch.rollout_logprobs[share], logprobs)
-        drift = drift_sums(logprobs, logged, _tensor(self.places.get(batch, share), logprobs).long())
-        return loss, {"loss": loss.detach(), **sums, **drift, **leaf_sums(divergence, loss.device)}
+        return update_loss(
+            logits,
+            predictions.targets(),
+            self._targets(batch, share, logits),
+            _tensor(batch.rollout_logprobs[share], logits),
+            _tensor(self.places.get(batch, share), logits).long(),
+            self.objective,
+            Shard.of(self.vocabulary, logits.shape[1], self.tp_group),
+            self._leaves(predictions),
+        )
+
+    def _leaves(self, predictions: Predictions) -> Leaves | None:
+        if self.distillation is None or not self.distillation.weight:
+            return None
+        rows, teacher = predictions.leaf_rows(), self.distillation.teacher
+        if not len(rows):
+            return None
+        hidden = teacher.of(predictions.batch, predictions.own_leaves)
+        return Leaves(rows, hidden, teacher.weight, self.distillation.weight, self.distillation.top_k)
 
     def _targets(self, batch: MicroBatch, share: slice, like: Tensor) -> Targets:
         rollout = batch.rollout[share]
@@ -100,4 +146,4 @@ class UpdateLoss:
 
 
 def _tensor(values: NDArray[np.floating], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.asarray(values, dtype=np.float64)).to(like)
+    return torch.from_numpy(np.asarray(values, dtype=np.float64)).to(like.device, statistics_dtype(like))

@@ -20,8 +20,12 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
     gather_from_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
@@ -134,12 +138,13 @@ def build_model(
     post_process: bool = True,
     vp_stage: int | None = None,
     backend: str | None = None,
+    kind: type[TreeGPTModel] = TreeGPTModel,
 ) -> TreeGPTModel:
     """The part of the model that this pipeline stage holds, without weights."""
     check_model(config, groups)
     layer_groups = copy.copy(groups)
     layer_groups.cp = _Alone()
-    return TreeGPTModel(
+    model = kind(
         config,
         transformer_layer_spec=_layer_spec(config, groups, backend, vp_stage),
         vocab_size=architecture.padded_vocabulary(groups.tp.size()),
@@ -151,6 +156,19 @@ def build_model(
         vp_stage=vp_stage,
         pg_collection=layer_groups,
     )
+    _mark_shards(model)
+    return model
+
+
+def _mark_shards(model: torch.nn.Module) -> None:
+    """Megatron marks what is split over tensor-parallel ranks when it initialises weights, but here they are loaded.
+    Without the mark the norm of a gradient, and so its clipping, would leave out the shards of all but the first rank.
+    """
+    split = {VocabParallelEmbedding: 0, ColumnParallelLinear: 0, RowParallelLinear: 1}
+    for module in model.modules():
+        weight, dimension = getattr(module, "weight", None), split.get(type(module))
+        if weight is not None and dimension is not None and not hasattr(weight, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(weight, True, dimension, 1)
 
 
 def _layer_spec(

@@ -8,7 +8,9 @@ Legend: M trained tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +91,13 @@ class SdccSchedule:
             return 0.0
         ramp = self.config.warmup * self.steps
         return self.config.weight * (min(1.0, step / ramp) if ramp else 1.0)
+
+    def state(self) -> dict[str, str | int | None]:
+        """What a checkpoint has to keep; :meth:`restore` takes it."""
+        return {"why_off": self.why_off, "diverged": self.diverged}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.why_off, self.diverged = state["why_off"], state["diverged"]
 
     def observe(self, leaves: float, kl: float, entropy_gap: float) -> None:
         """Sums over all leaves of a step, on all ranks: their number, KL, and |student entropy - teacher entropy|."""

@@ -37,7 +37,8 @@ def check_model(config: TransformerConfig, groups: ProcessGroupCollection) -> No
         )
     check_divides("num_attention_heads", config.num_attention_heads, "tensor-parallel", groups.tp.size())
     check_divides("num_query_groups", config.num_query_groups, "tensor-parallel", groups.tp.size())
-    check_divides("num_layers", config.num_layers, "pipeline-parallel", groups.pp.size())
+    if config.num_layers_in_first_pipeline_stage is None and config.num_layers_in_last_pipeline_stage is None:
+        check_divides("num_layers", config.num_layers, "pipeline-parallel", groups.pp.size())
 
 
 def check_context_layout(context_parallel: int, contiguous: bool) -> None:

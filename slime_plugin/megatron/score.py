@@ -22,10 +22,9 @@ from slime_plugin.config.method import Method, Sdcc
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import LayoutError, MemoryWalkerError
 from slime_plugin.megatron.batch import pack_within, student_items, teacher_items
-from slime_plugin.megatron.diagnostics import PLACES, drift_sums, means, places_of
+from slime_plugin.megatron.diagnostics import drift_sums, means
 from slime_plugin.megatron.evaluate import evaluate
 from slime_plugin.megatron.launch import Report, run_ranks
-from slime_plugin.megatron.model import TreeGPTModel
 from slime_plugin.megatron.parallel import is_last_stage, start_groups
 from slime_plugin.megatron.teacher import run_teacher
 from slime_plugin.megatron.weights import load_model
@@ -33,6 +32,7 @@ from slime_plugin.methods import lay_out
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import IntArray
 from slime_plugin.tree import Trajectory
+from slime_plugin.tree.places import PLACES, places_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -67,12 +67,27 @@ class RecordScore:
     """[D] KL(teacher || student) at SDCC's diverging leaves; none for other methods."""
     lost: Mapping[str, int]
     """Sampled tokens that are not trained, by cause."""
+    tokens: int
+    """Computed with gradient in an update."""
+    teacher_tokens: int
+    """Computed without."""
+    off_context: int | None
+    """As in :class:`slime_plugin.methods.Layout`."""
 
 
 def score_records(
     records: Sequence[Record], scorer: Scorer, on_progress: Report = lambda done: None
 ) -> list[list[RecordScore]]:
     """For each method the scores of all records. Starts the processes it needs, and ends them."""
+    check_records(records, scorer)
+    everywhere = run_ranks(scorer.parallel.ranks, _score_rank, list(records), scorer, on_progress=on_progress)
+    scores = next(scores for scores in everywhere if scores is not None)
+    check_scores(records, scores, scorer)
+    return scores
+
+
+def check_records(records: Sequence[Record], scorer: Scorer) -> None:
+    """Refuse, before any process is started, a model that cannot be split so or has not sampled these records."""
     architecture = Architecture.read(scorer.model)
     architecture.check_split(scorer.parallel)
     for record in records:
@@ -82,8 +97,10 @@ def score_records(
                 f"{record.label}: token {at} has id {int(record.tokens[at])}, the vocabulary of {scorer.model} has "
                 f"{architecture.vocabulary}; score it with the model that sampled it"
             )
-    everywhere = run_ranks(scorer.parallel.ranks, _score_rank, list(records), scorer, on_progress=on_progress)
-    scores = next(scores for scores in everywhere if scores is not None)
+
+
+def check_scores(records: Sequence[Record], scores: Sequence[Sequence[RecordScore]], scorer: Scorer) -> None:
+    """Refuse weights that give no numbers."""
     for by_method in scores:
         for record, score in zip(records, by_method, strict=True):
             wrong = score.tape[~np.isfinite(score.logprobs)]
@@ -92,21 +109,32 @@ def score_records(
                     f"{record.label}: the model gives token {int(wrong[0])} no finite log-probability; are the weights "
                     f"in {scorer.model} sound, and is {scorer.torch_dtype} wide enough for them?"
                 )
-    return scores
 
 
 def _score_rank(report: Report, records: list[Record], scorer: Scorer) -> list[list[RecordScore]] | None:
     """On the last stage the scores, elsewhere None."""
     groups = start_groups(scorer.parallel)
-    vocabulary = Architecture.read(scorer.model).vocabulary
     model = load_model(scorer.model, groups, scorer.parallel, scorer.torch_dtype)
+    scores = score_on_rank(report, records, scorer, [model], groups)
+    return scores if is_last_stage(groups) else None
+
+
+def score_on_rank(
+    report: Report,
+    records: Sequence[Record],
+    scorer: Scorer,
+    models: Sequence[torch.nn.Module],
+    groups: ProcessGroupCollection,
+) -> list[list[RecordScore]]:
+    """For each method the scores of all records, on the last stage. ``models`` hold the weights of ``scorer.model``."""
+    vocabulary = Architecture.read(scorer.model).vocabulary
     scores: list[list[RecordScore]] = [[] for _ in scorer.methods]
     for some in _portions(records, 4 * scorer.batch_tokens * scorer.parallel.pp):
         trajectories = [Trajectory.of(record) for record in some]
         for of_method, method in zip(scores, scorer.methods, strict=True):
-            of_method.extend(_score(trajectories, method, model, vocabulary, scorer, groups))
+            of_method.extend(_score(trajectories, method, models, vocabulary, scorer, groups))
         report(len(some))
-    return scores if is_last_stage(groups) else None
+    return scores
 
 
 def _portions(records: Sequence[Record], tokens: int) -> Iterator[list[Record]]:
@@ -124,7 +152,7 @@ def _portions(records: Sequence[Record], tokens: int) -> Iterator[list[Record]]:
 def _score(
     trajectories: list[Trajectory],
     method: Method,
-    model: TreeGPTModel,
+    models: Sequence[torch.nn.Module],
     vocabulary: int,
     scorer: Scorer,
     groups: ProcessGroupCollection,
@@ -133,9 +161,9 @@ def _score(
     layouts = [lay_out(trajectory, method) for trajectory in trajectories]
     budget, multiple = scorer.batch_tokens, scorer.parallel.multiple
     batches = pack_within(student_items(layouts), budget, multiple)
-    teacher = run_teacher([model], teacher_items(layouts), groups, budget=budget, multiple=multiple)
+    teacher = run_teacher(models, teacher_items(layouts), groups, budget=budget, multiple=multiple)
     top_k = method.top_k if isinstance(method, Sdcc) else None
-    results = evaluate([model], batches, groups, vocabulary, teacher, top_k) if batches else []
+    results = evaluate(models, batches, groups, vocabulary, teacher, top_k) if batches else []
     if not is_last_stage(groups):
         return
     logprobs = np.concatenate([np.zeros(0), *(result.logprobs.double().cpu().numpy() for result in results)])
@@ -146,7 +174,15 @@ def _score(
     for rollout, layout in enumerate(layouts):
         mine = np.flatnonzero(whose == rollout)
         mine = mine[np.argsort(tape[mine])]
-        yield RecordScore(tape[mine], logprobs[mine], leaf_kl[whose_leaf == rollout], layout.lost)
+        yield RecordScore(
+            tape[mine],
+            logprobs[mine],
+            leaf_kl[whose_leaf == rollout],
+            layout.lost,
+            layout.tokens,
+            layout.teacher_tokens,
+            layout.off_context,
+        )
 
 
 def summarise_scores(records: Sequence[Record], scores: Sequence[RecordScore]) -> dict[str, Any]:

@@ -80,10 +80,26 @@ def run(
     Without ``project`` there is no head: every rank gets all those hidden states. Without ``forward_only`` gradients
     are in the models' ``main_grad`` afterwards, summed over all ranks.
     """
+    step = _ForwardStep(get_model_config(models[0]), context_group(groups), consume, project)
+    return run_schedule(models, batches, step, groups, forward_only=forward_only)
+
+
+def run_schedule(
+    models: Sequence[torch.nn.Module],
+    batches: Sequence[Any],
+    forward_step: Callable[..., Any],
+    groups: ProcessGroupCollection,
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    """Megatron's schedule for these groups, with micro-batches of any kind and length.
+
+    ``forward_step(iterator, model)`` takes the next one through a stage; what it returns beside the output is called
+    with the output on the last stage, and gives a scalar, the number 1 and a result. The results come back, there.
+    """
     config = get_model_config(models[0])
-    step = _ForwardStep(config, context_group(groups), consume, project)
-    results: list[Result] = get_forward_backward_func()(
-        forward_step_func=step,
+    results: list[Any] = get_forward_backward_func()(
+        forward_step_func=forward_step,
         data_iterator=[iter(batches) for _ in models] if len(models) > 1 else iter(batches),
         model=list(models),
         num_microbatches=len(batches),

@@ -75,28 +75,35 @@ def run_teacher(
     return TeacherStates(torch.cat(parts), output_weight(models[-1]).detach(), places)
 
 
-class MovingAverage:
-    """A second set of weights that follows the first, for a teacher that changes more slowly than the student."""
+class Snapshot:
+    """A second set of weights beside the ones that are trained: as they are when it is made."""
 
-    def __init__(self, models: Sequence[torch.nn.Module], decay: float) -> None:
-        self.decay = decay
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self._parameters = [parameter for model in models for parameter in model.parameters()]
-        self._average = [parameter.detach().clone() for parameter in self._parameters]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """After each update step."""
-        for average, parameter in zip(self._average, self._parameters, strict=True):
-            average.lerp_(parameter, 1.0 - self.decay)
+        self.weights = [parameter.detach().clone() for parameter in self._parameters]
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the models compute with the average."""
+        """Within it the models compute with these weights."""
         current = [parameter.data for parameter in self._parameters]
         try:
-            for parameter, average in zip(self._parameters, self._average, strict=True):
-                parameter.data = average
+            for parameter, weight in zip(self._parameters, self.weights, strict=True):
+                parameter.data = weight
             yield
         finally:
             for parameter, data in zip(self._parameters, current, strict=True):
                 parameter.data = data
+
+
+class MovingAverage(Snapshot):
+    """Weights that follow the trained ones, for a teacher that changes more slowly than the student."""
+
+    def __init__(self, models: Sequence[torch.nn.Module], decay: float) -> None:
+        super().__init__(models)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After each update step."""
+        for average, parameter in zip(self.weights, self._parameters, strict=True):
+            average.lerp_(parameter, 1.0 - self.decay)

@@ -18,7 +18,7 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.config.method import Sdcc
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.megatron.batch import idle_batch, pack_within, student_items, teacher_items
-from slime_plugin.megatron.diagnostics import add_sums, places_of
+from slime_plugin.megatron.diagnostics import add_sums
 from slime_plugin.megatron.loss import SUM_KEYS, Distillation, TokenTable, UpdateLoss
 from slime_plugin.megatron.objective import SdccSchedule
 from slime_plugin.megatron.parallel import is_last_stage
@@ -27,6 +27,7 @@ from slime_plugin.megatron.teacher import MovingAverage, run_teacher
 from slime_plugin.methods import Layout, assign_credit, lay_out
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory
+from slime_plugin.tree.places import places_of
 
 
 @dataclass(frozen=True, slots=True)

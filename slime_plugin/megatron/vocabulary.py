@@ -58,7 +58,7 @@ def token_statistics(logits: Tensor, targets: Tensor, shard: Shard, chunk: int =
 class _TokenStatistics(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, shard: Shard, chunk: int) -> tuple[Tensor, Tensor]:
-        numbers = logits.new_empty((len(logits), 4), dtype=_exact(logits))
+        numbers = logits.new_empty((len(logits), 4), dtype=statistics_dtype(logits))
         for rows, z in _chunks(logits, shard, chunk):
             peak = z.amax(dim=-1)
             weights = (z - peak[:, None]).exp_()
@@ -129,7 +129,7 @@ class _ForwardKl(torch.autograd.Function):
     def forward(
         ctx: Any, student: Tensor, hidden: Tensor, weight: Tensor, shard: Shard, chunk: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        numbers = student.new_empty((len(student), 7), dtype=_exact(student))
+        numbers = student.new_empty((len(student), 7), dtype=statistics_dtype(student))
         for rows, z_s in _chunks(student, shard, chunk):
             z_t = _teacher_logits(hidden[rows], weight, shard, z_s.dtype)
             numbers[rows] = torch.cat((_moments(z_s), _moments(z_t), _mean_gap(z_t, z_s)), dim=-1)
@@ -164,7 +164,7 @@ class _TopKForwardKl(torch.autograd.Function):
         ctx: Any, student: Tensor, hidden: Tensor, weight: Tensor, shard: Shard, chunk: int, top_k: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         # Every rank offers its own best k; columns it does not have count as impossible.
-        numbers = student.new_full((len(student), 6 + 2 * top_k), float("-inf"), dtype=_exact(student))
+        numbers = student.new_full((len(student), 6 + 2 * top_k), float("-inf"), dtype=statistics_dtype(student))
         offered = torch.zeros((len(student), top_k), dtype=torch.long, device=student.device)
         count = min(top_k, shard.size)
         for rows, z_s in _chunks(student, shard, chunk):
@@ -208,7 +208,7 @@ class _TopKForwardKl(torch.autograd.Function):
         return grad, None, None, None, None, None
 
 
-def _exact(logits: Tensor) -> torch.dtype:
+def statistics_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
@@ -216,7 +216,7 @@ def _chunks(logits: Tensor, shard: Shard, chunk: int) -> Iterator[tuple[slice, T
     """Rows in chunks, without padding columns, in the dtype of the statistics."""
     for start in range(0, len(logits), chunk):
         rows = slice(start, min(start + chunk, len(logits)))
-        yield rows, logits[rows, : shard.size].to(_exact(logits))
+        yield rows, logits[rows, : shard.size].to(statistics_dtype(logits))
 
 
 def _column(targets: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:

@@ -30,21 +30,27 @@ def record_page(record: Record) -> str:
     staircase = Staircase.of(trajectory)
     counts = count(trajectory)
     facts = [(key, value) for key, value in record.meta.to_json().items() if isinstance(value, str | int | float)]
-    template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    template = Template(read_part("page.html"))
     return template.substitute(
         title=escape(record.label),
+        roles=read_part("roles.css"),
         facts="".join(f"<span><b>{escape(str(key))}</b> {escape(str(value))}</span>" for key, value in facts),
-        legend="".join(_legend()),
+        legend="".join(legend()),
         staircase=_svg(staircase),
-        edits=_table(
+        edits=table(
             ("edit", "kind", "author", "after tokens", "evicts", "restores", "spans evicted"), _edit_rows(staircase)
         ),
-        counts=_table(("", "number", "meaning"), _count_rows(counts)),
-        methods=_table(
+        counts=table(("", "number", "meaning"), _count_rows(counts)),
+        methods=table(
             ("method", "rows", "tokens", "without gradient", "trained", "off context", "not trained"),
             _method_rows(trajectory, counts),
         ),
     )
+
+
+def read_part(name: str) -> str:
+    """A file beside this module: a template, a style sheet, a script."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _svg(staircase: Staircase) -> str:
@@ -144,13 +150,15 @@ def _method_rows(trajectory: Trajectory, counts: Counts) -> Iterator[tuple[objec
         yield name, len(layout.rows), layout.tokens, layout.teacher_tokens, trained, layout.off_context, lost
 
 
-def _legend() -> Iterator[str]:
+def legend() -> Iterator[str]:
+    """The roles of a token, each with its box."""
     for role in SHOWN:
         box = f'<rect class="{_css(role)}" x="1" y="1" width="16" height="12"/>'
         yield f'<span><svg width="18" height="14">{box}</svg> {escape(role.meaning)}</span>'
 
 
-def _table(headings: Iterable[str], rows: Iterable[tuple[object, ...]]) -> str:
+def table(headings: Iterable[str], rows: Iterable[tuple[object, ...]]) -> str:
+    """Everything in it is escaped."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

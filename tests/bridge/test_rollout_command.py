@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -49,6 +50,24 @@ def finished(server: Server, out: Path, questions: int) -> Counter[str]:
     assert len({str(record.meta.id).partition("~")[0] for record in done}) == len(done)  # none of them twice
     asked = [question.id for question in read_questions(ROOT / "examples/small_world/data/questions.jsonl")]
     return Counter(str(record.meta.group) for record in done if record.meta.group in asked[:questions])
+
+
+def test_settings_on_the_command_line_replace_those_of_the_file(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = ["harness=tc_rag", "rollout.system=pop", "rollout.samples=2", f"engine.url={server.url}"]
+    result = run("rollout", CELL, *settings, "--out", str(out), "--questions", "2")
+    assert result.exit_code == 0, result.stderr
+    records = list(read_records([out]))
+    assert [record.meta.harness for record in records] == ["tc_rag"] * 4
+    kept = json.loads((out / "run.json").read_text())["settings"]
+    assert (kept["harness.type"], kept["rollout.system"], "harness.threshold" in kept) == ("tc_rag", "pop", False)
+
+
+def test_a_wrong_setting_is_told_before_anything_is_begun(tmp_path: Path) -> None:
+    result = run("rollout", CELL, "harness.treshold=9", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    assert result.stderr == "Error: command line: harness.treshold: unknown key; use 'threshold'\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_interrupted_run_is_written_down_and_goes_on(server: Server, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from slime_plugin.megatron.diagnostics import LEAF_KEYS, PLACES, add_sums, drift_sums, leaf_sums, means, places_of
+from slime_plugin.megatron.diagnostics import LEAF_KEYS, add_sums, drift_sums, leaf_sums, means
 from slime_plugin.megatron.vocabulary import Divergence
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory
+from slime_plugin.tree.places import PLACES, places_of
 from tests.histories import Rollout, histories
 
 

@@ -192,11 +192,9 @@ def test_a_token_outside_the_vocabulary_is_named_before_any_work(rolled: Rolled)
 
 
 def test_splits_that_do_not_divide_are_told_without_a_traceback(rolled: Rolled) -> None:
-    result = run("score", str(rolled.file), "--model", str(rolled.model), "--method", "mask4d", "--pp", "3")
+    result = run("score", str(rolled.file), "--model", str(rolled.model), "--method", "mask4d", "--pp", "5")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "Error: num_hidden_layers is 4, which 3 pipeline-parallel ranks do not divide; choose a divisor of 4\n"
-    )
+    assert result.stderr == "Error: num_hidden_layers is 4, too few for 5 pipeline stages; choose at most 4\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,281 @@
+"""The loop of a run: rollouts, updates, weights into the engine, metrics, checkpoints. Whatever it begins, it ends.
+
+A checkpoint holds what the next iteration begins with, so a run that was stopped anywhere goes on from the last one:
+rollouts that were recorded since then are trained on as they are, by weights that are the same again, and lines of
+metrics since then are written anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from slime_plugin.bridge.server.process import free_port
+from slime_plugin.config.cell import Cell
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.local import checkpoint, settings
+from slime_plugin.local.processes import Ledger, end_left_over
+from slime_plugin.local.telling import iteration_line, step_lines
+from slime_plugin.report.folder import RunFolder
+from slime_plugin.report.sinks import Metrics, truncate_metrics
+from slime_plugin.seam.args import KEY, carry
+
+OBJECT_STORE = 512 * 2**20
+"""Bytes of Ray's object store: a batch of rollouts is a few megabytes."""
+POLL = 0.2
+"""Seconds between two looks at how far an actor is."""
+
+
+class Watch(Protocol):
+    """Whoever wants to see how far a run is."""
+
+    def stage(self, what: str) -> None:
+        """Something slow has begun."""
+
+    def rollouts(self, iteration: int, done: int, total: int) -> None: ...
+
+    def line(self, line: dict[str, Any]) -> None:
+        """A line of metrics."""
+
+
+def train(
+    cell: Cell, folder: RunFolder, watch: Watch, *, resume: bool = False, recorded: RunFolder | None = None
+) -> None:
+    """Run a cell in a folder; with ``recorded`` on the rollouts of another run, without an engine."""
+    if resume:
+        settings.go_on(folder, cell)
+    else:
+        settings.begin(folder, cell)
+    end_left_over(folder.processes)
+    begin = max(checkpoint.checkpoints(folder), default=0)
+    truncate_metrics(folder, begin)
+    if begin >= cell.trainer.iterations:
+        watch.stage(f"done already: {begin} iterations")
+        return
+    with contextlib.ExitStack() as stack:
+        metrics = stack.enter_context(Metrics(folder, cell.tracking, carry(cell)))
+        actors = stack.enter_context(_started(cell, folder, begin, recorded, watch))
+        for iteration in range(begin, cell.trainer.iterations):
+            for line in actors.iterate(iteration, watch):
+                metrics.write(line)
+                watch.line(line)
+
+
+@contextlib.contextmanager
+def _started(cell: Cell, folder: RunFolder, begin: int, recorded: RunFolder | None, watch: Watch) -> Iterator[_Actors]:
+    """The actors of a run, ready for iteration ``begin``; afterwards nothing of them is left."""
+    import ray
+
+    watch.stage("starting Ray")
+    ledger, scratch = Ledger(folder.processes), tempfile.mkdtemp(prefix="mw-")
+    os.environ.update(
+        {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",  # it listens on loopback only
+            "OMP_WAIT_POLICY": "passive",  # or threads of one rank spin while another computes
+            "HF_HUB_OFFLINE": "1",
+        }
+    )
+    with _ended_by_termination():
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cell.trainer.ranks + 2,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=OBJECT_STORE,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=scratch,
+            )
+            ledger.update()
+            actors = _Actors(cell, folder, recorded)
+            actors.start(begin, watch)
+            ledger.update()
+            yield actors
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, MemoryWalkerError):
+                raise error.cause from None
+            raise  # a mistake of ours, with its traceback
+        except ray.exceptions.RayActorError as error:
+            raise MemoryWalkerError(
+                f"a process of the run is gone ({_words(error)}); see {folder.logs}, and go on with --resume"
+            ) from None
+        finally:
+            with _uninterrupted():
+                ray.shutdown()
+                ledger.end()
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Actors:
+    """The rollout actor and the training ranks."""
+
+    def __init__(self, cell: Cell, folder: RunFolder, recorded: RunFolder | None) -> None:
+        import ray
+        import torch
+
+        from slime_plugin.local.rank import RankActor
+        from slime_plugin.local.rollout import RolloutActor
+
+        actor: Any = ray.remote  # its types know functions only
+        self._ray = ray
+        self._cell, self._folder, self._recorded = cell, folder, recorded
+        settings = vars(slime_args(cell))
+        gpus = {"num_gpus": 1} if torch.cuda.is_available() else {}
+        other = None if recorded is None else str(recorded.path.resolve())
+        self._rollouts = actor(num_cpus=1, **({} if other else gpus))(RolloutActor).remote(
+            settings, str(folder.path.resolve()), other, str((folder.logs / "rollout.log").resolve())
+        )
+        remote = actor(num_cpus=1, **gpus)(RankActor)
+        logs = [folder.logs / f"rank-{rank}.log" for rank in range(cell.trainer.ranks)]
+        self._ranks = [remote.remote(settings, rank, str(log.resolve())) for rank, log in enumerate(logs)]
+        self._replicas: list[int] = []
+
+    def start(self, begin: int, watch: Watch) -> None:
+        """Load models, on both sides at once, with the weights that iteration ``begin`` is sampled by."""
+        cell, folder = self._cell, self._folder
+        assert cell.model is not None
+        first = folder.weights(0)
+        if not first.is_symlink():
+            first.symlink_to(cell.model.resolve(), target_is_directory=True)
+        watch.stage(f"starting {cell.trainer.ranks} training rank{'s' * (cell.trainer.ranks > 1)} and the engine")
+        address, world = f"127.0.0.1:{free_port()}", cell.trainer.ranks
+        starting = [rank.start.remote(address, world) for rank in self._ranks]
+        if self._recorded is None and not begin:
+            starting.append(self._rollouts.start_engine.remote(str(first.resolve()), 0))
+        self._replicas = self._all(starting)[:world]
+        if begin:
+            watch.stage(f"loading the checkpoint of iteration {begin}")
+            shards = folder.checkpoints / f"{begin:05d}"
+            self._all([rank.load.remote(str(shards.resolve())) for rank in self._ranks])
+            self._export(begin)
+            if self._recorded is None:
+                self._all([self._rollouts.start_engine.remote(str(folder.weights(begin).resolve()), begin)])
+
+    def iterate(self, iteration: int, watch: Watch) -> Iterator[dict[str, Any]]:
+        """One iteration; the lines of metrics that it gives, once it is whole."""
+        begun = time.perf_counter()
+        boxes, told = self._generate(iteration, watch)
+        watch.stage(f"iteration {iteration}: training")
+        results = self._all(
+            [
+                rank.train.remote(iteration, boxes[replica])
+                for rank, replica in zip(self._ranks, self._replicas, strict=True)
+            ]
+        )
+        seconds = dict(told.pop("seconds"))
+        for name in ("reference", "old", "train", "transfer"):
+            seconds[name] = max(result["seconds"][name] for result in results)
+        for name, work in (("export", self._export), ("update", self._update), ("save", self._save)):
+            before = time.perf_counter()
+            work(iteration + 1)
+            seconds[name] = time.perf_counter() - before
+        seconds["total"] = time.perf_counter() - begun
+        yield from step_lines(iteration, self._cell.trainer.steps, results[0]["steps"])
+        yield iteration_line(iteration, told, [r["drift"] for r in results if r["tells"]], seconds)
+
+    def _generate(self, iteration: int, watch: Watch) -> tuple[list[Any], dict[str, Any]]:
+        generated = self._rollouts.generate.remote(iteration)
+        while not self._ray.wait([generated], timeout=POLL)[0]:
+            watch.rollouts(iteration, *self._ray.get(self._rollouts.progress.remote()))
+        result: tuple[list[Any], dict[str, Any]] = self._ray.get(generated)
+        watch.rollouts(iteration, *self._ray.get(self._rollouts.progress.remote()))
+        return result
+
+    def _export(self, version: int) -> None:
+        """The weights as a Hugging Face checkpoint. It is whole once it has its ``config.json``, which comes last."""
+        assert self._cell.model is not None
+        target = self._folder.weights(version)
+        if target.exists():
+            shutil.rmtree(target)
+        self._all([rank.export.remote(str(target.resolve())) for rank in self._ranks])
+        beside = [path for path in self._cell.model.iterdir() if path.is_file() and not _is_weights(path)]
+        for path in sorted(beside, key=lambda path: path.name == "config.json"):
+            shutil.copyfile(path, target / path.name)
+
+    def _update(self, version: int) -> None:
+        if self._recorded is None:
+            self._all([self._rollouts.update.remote(str(self._folder.weights(version).resolve()), version)])
+
+    def _save(self, iteration: int) -> None:
+        trainer, folder = self._cell.trainer, self._folder
+        if iteration % trainer.save_every == 0 or iteration == trainer.iterations:
+            draft = checkpoint.draft_of(folder, iteration)
+            self._all([rank.save.remote(str(draft.resolve())) for rank in self._ranks])
+            checkpoint.finish(folder, iteration, {"version": 1, "iteration": iteration}, trainer.keep)
+        checkpoint.drop_weights(folder, [*checkpoint.checkpoints(folder), iteration])
+
+    def _all(self, references: Sequence[Any]) -> list[Any]:
+        """What all of them give. The first error counts: the others may wait for whoever raised it forever."""
+        waiting = list(references)
+        while waiting:
+            (ready,), waiting = self._ray.wait(waiting, num_returns=1)
+            self._ray.get(ready)
+        results: list[Any] = self._ray.get(list(references))
+        return results
+
+
+def slime_args(cell: Cell) -> Namespace:
+    """The arguments that hooks are given: slime's names for what is in the cell, and the cell."""
+    trainer = cell.trainer
+    return Namespace(
+        **{KEY: carry(cell)},
+        rollout_batch_size=trainer.prompts,
+        n_samples_per_prompt=cell.rollout.samples,
+        num_rollout=trainer.iterations,
+        num_steps_per_rollout=trainer.steps,
+        global_batch_size=trainer.prompts * cell.rollout.samples // trainer.steps,
+        sglang_router_ip=None,
+        sglang_router_port=None,
+    )
+
+
+def _is_weights(path: Path) -> bool:
+    return path.suffix in (".safetensors", ".bin", ".pt") or path.name.endswith(".index.json")
+
+
+def _words(error: Exception) -> str:
+    """The last line of what Ray says, which is the error itself."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _ended_by_termination() -> Iterator[None]:
+    """A request to terminate ends the run as an interrupt does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Cleaning up takes some seconds, and is not interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

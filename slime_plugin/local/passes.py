@@ -1,0 +1,124 @@
+"""Megatron's pipeline schedule around slime's packed micro-batches: log-probabilities without gradient, and updates."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from slime_plugin.hooks import train as hooks
+from slime_plugin.megatron.parallel import context_group, is_last_stage
+from slime_plugin.megatron.sequence import window_of
+from slime_plugin.megatron.step import run_schedule
+from slime_plugin.megatron.vocabulary import Shard, token_statistics
+from slime_plugin.seam.training import Training
+
+RolloutData = dict[str, Any]
+_KEYS = (
+    *("tokens", "multimodal_train_inputs", "total_lengths", "response_lengths", "loss_masks", "rollout_mask_sums"),
+    *("rollout_log_probs", "advantages", "log_probs", "ref_log_probs"),
+)
+
+
+class Passes:
+    """The passes of one rank over its part of a batch."""
+
+    def __init__(self, args: Namespace, training: Training, models: Sequence[torch.nn.Module]) -> None:
+        self._args = args
+        self._training = training
+        self._models = models
+        self._cp = context_group(training.groups)
+        self._multiple = training.cell.trainer.parallel.multiple
+        self._device = next(models[0].parameters()).device
+
+    def logprobs(self, data: RolloutData) -> list[Tensor] | None:
+        """[response] of each row, 0 where there is no loss; None on all stages but the last."""
+        with torch.no_grad():
+            results = self._run(data, data["micro_batch_indices"], self._keep_logprobs, forward_only=True)
+        if not is_last_stage(self._training.groups):
+            return None
+        return [logprobs for batch in results for logprobs in batch]  # micro-batches hold the rows in order
+
+    def update(self, data: RolloutData, step: int) -> list[dict[str, Tensor]]:
+        """Gradients of an update, in the buffers of the models, and on the last stage the sums of each micro-batch."""
+        first = sum(data["num_microbatches"][:step])
+        batches = data["micro_batch_indices"][first : first + data["num_microbatches"][step]]
+        rollouts = data["global_batch_sizes"][step]
+        return self._run(data, batches, partial(self._loss, rollouts), forward_only=False)
+
+    def _run(
+        self,
+        data: RolloutData,
+        batches: Sequence[Sequence[int]],
+        consume: Callable[[dict[str, Any], Tensor], tuple[Tensor, Tensor, Any]],
+        *,
+        forward_only: bool,
+    ) -> list[Any]:
+        def forward_step(
+            iterator: Iterator[dict[str, Any]], model: torch.nn.Module
+        ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Any]]]:
+            batch = next(iterator)
+            output = model(
+                input_ids=batch["tokens"],
+                position_ids=None,
+                attention_mask=None,
+                labels=None,
+                packed_seq_params=batch["packed_seq_params"],
+                loss_mask=None,
+                **batch["multimodal_train_inputs"],
+            )
+            return output, partial(consume, batch)
+
+        packed = [self._pack(data, indices) for indices in batches]
+        return run_schedule(self._models, packed, forward_step, self._training.groups, forward_only=forward_only)
+
+    def _pack(self, data: RolloutData, indices: Sequence[int]) -> dict[str, Any]:
+        """A micro-batch in the shape that slime's ``get_batch`` gives it, in contiguous windows."""
+        batch: dict[str, Any] = {
+            key: None if data.get(key) is None else [data[key][i] for i in indices] for key in _KEYS
+        }
+        batch["unconcat_tokens"] = batch["tokens"]
+        stream = torch.cat(batch["tokens"]).to(self._device)
+        bounds = [0, *torch.tensor(batch["total_lengths"]).cumsum(0).tolist()]
+        padding = -len(stream) % self._multiple
+        if padding:
+            stream = torch.cat((stream, stream.new_zeros(padding)))
+            bounds.append(bounds[-1] + padding)
+        low, high = window_of(len(stream), self._cp)
+        batch["tokens"] = stream[None, low:high]
+        cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=self._device)
+        batch["packed_seq_params"] = PackedSeqParams(
+            qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens
+        )
+        inputs = batch["multimodal_train_inputs"]
+        batch["multimodal_train_inputs"] = {
+            key: torch.cat([row[key] for row in inputs]).to(self._device) for key in inputs[0]
+        }
+        return batch
+
+    def _loss(self, rollouts: int, batch: dict[str, Any], logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        loss, sums = hooks.loss(self._args, batch, logits, _not_used)
+        return loss / rollouts, torch.ones((), dtype=torch.int, device=logits.device), sums
+
+    def _keep_logprobs(self, batch: dict[str, Any], logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        training = self._training
+        rows, trained = training.predictions(batch, logits)
+        shard = Shard.of(training.architecture.vocabulary, rows.shape[1], training.groups.tp)
+        logprobs, _ = token_statistics(rows, trained.tokens, shard)
+        lengths = [int(length) for length in batch["response_lengths"]]
+        every = logprobs.new_zeros(sum(lengths))
+        every[trained.response] = logprobs
+        if self._cp is not None:
+            dist.all_reduce(every, group=self._cp)
+        nothing = logprobs.new_zeros(())
+        return nothing, torch.ones((), dtype=torch.int, device=rows.device), list(torch.split(every, lengths))
+
+
+def _not_used(values: Tensor) -> Tensor:
+    raise AssertionError("the loss forms its own means")

@@ -1,0 +1,252 @@
+"""The actor that owns the engine: questions in, train data out, every rollout written down as it ends.
+
+An iteration that was interrupted keeps what it has: rollouts that are in its store, sampled to their end by the weights
+of the iteration, are not sampled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slime_plugin.bridge.questions import ATTEMPT, read_questions
+from slime_plugin.bridge.run import DONE
+from slime_plugin.bridge.server import Flags, Server, chosen_device
+from slime_plugin.bridge.server.control import update_weights
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.hooks import rollout as hooks
+from slime_plugin.local.data import questions_of, samples_of
+from slime_plugin.local.sample import Sample
+from slime_plugin.local.schedule import split_batch
+from slime_plugin.record import Record, StoreWriter, scan_store
+from slime_plugin.report.folder import RunFolder
+from slime_plugin.seam.args import cell_of
+from slime_plugin.seam.rollout import NUMBER, put_record, record_of, rollouts_of
+from slime_plugin.seam.train_data import lay_out_batch
+from slime_plugin.tree import Trajectory, count
+from slime_plugin.tree.counts import compression_of
+
+WATCH = 0.5
+"""Seconds between two looks at whether the engine still runs."""
+
+
+class Rollouts:
+    """The rollouts of a run, on an engine of its own or recorded by another run."""
+
+    def __init__(self, args: Namespace, folder: RunFolder, recorded: RunFolder | None) -> None:
+        self._args, self._folder, self._recorded = args, folder, recorded
+        self._cell = cell_of(args)
+        self._server: Server | None = None
+        self._done = self._total = 0
+
+    async def start_engine(self, model: Path, version: int) -> int:
+        """Serve these weights. The process id of the server."""
+        assert self._recorded is None
+        device = chosen_device("auto")
+        flags = Flags(model, device, extra=("--weight-version", str(version)))
+        self._server = Server(flags, log=self._folder.logs / "engine.log")
+        self._server.start()
+        await asyncio.to_thread(self._server.wait)
+        self._args.sglang_router_ip, self._args.sglang_router_port = self._server.host, self._server.port
+        return self._server.pid
+
+    def engine_pid(self) -> int | None:
+        return None if self._server is None else self._server.pid
+
+    async def update(self, model: Path, version: int) -> None:
+        """Let the engine sample with these weights from now on."""
+        if self._server is not None:
+            await update_weights(self._server.url, model, str(version))
+
+    def progress(self) -> tuple[int, int]:
+        """Rollouts of the current iteration that have ended, and all of them."""
+        return self._done, self._total
+
+    async def generate(self, iteration: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The parts of an iteration's train data, one per replica, and what there is to tell about its rollouts."""
+        begun = time.perf_counter()
+        samples = self._replay(iteration) if self._recorded is not None else await self._sample(iteration)
+        sampled = time.perf_counter()
+        for sample in samples:
+            sample.reward = await hooks.reward(self._args, sample) if sample.reward is None else sample.reward
+        trainer = self._cell.trainer
+        data = hooks.convert_samples(self._args, samples)
+        parts = split_batch(
+            data, replicas=trainer.dp, steps=trainer.steps, batch_tokens=trainer.batch_tokens * trainer.cp
+        )
+        told = self._tell([record_of(sample) for sample in samples])
+        seconds = {"generate": sampled - begun, "convert": time.perf_counter() - sampled}
+        return parts, {**told, "seconds": seconds}
+
+    async def close(self) -> None:
+        rollouts_of(self._args).stop()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+
+    async def _sample(self, iteration: int) -> list[Sample]:
+        cell = self._cell
+        assert cell.rollout.questions is not None
+        questions = questions_of(
+            read_questions(cell.rollout.questions),
+            cell.trainer.prompts,
+            iteration,
+            cell.trainer.seed,
+            cell.rollout.questions,
+        )
+        samples = samples_of(questions, cell.rollout.samples, iteration)
+        self._done, self._total = 0, len(samples)
+        slots = asyncio.Semaphore(cell.rollout.concurrency)
+        with StoreWriter(self._folder.rollouts(iteration)) as store:
+            begun = _begun(store.path)
+
+            async def roll_out(sample: Sample) -> None:
+                name = sample.metadata["rollout_name"]
+                attempts = begun.get(name, [])
+                record = attempts[-1] if attempts else None
+                if record is not None and _is_whole(record, str(iteration)):
+                    put_record(sample, record)
+                else:
+                    if attempts:
+                        sample.metadata["rollout_name"] = f"{name}{ATTEMPT}{len(attempts)}"
+                    async with slots:
+                        await hooks.generate(self._args, sample, {})
+                    store.append(record_of(sample))
+                self._done += 1
+
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch_engine())
+                await asyncio.gather(*(roll_out(sample) for sample in samples))
+                watch.cancel()
+        _check_enough(samples, self._folder.rollouts(iteration))
+        return samples
+
+    async def _watch_engine(self) -> None:
+        """An engine that is gone ends the iteration at once; asking it again for minutes would not bring it back."""
+        while self._server is not None:
+            self._server.check_alive()
+            await asyncio.sleep(WATCH)
+
+    def _replay(self, iteration: int) -> list[Sample]:
+        assert self._recorded is not None
+        path = self._recorded.rollouts(iteration)
+        if not path.exists():
+            raise ConfigError(f"{path}: there is no such store; the run that is replayed has fewer iterations")
+        last = {name: attempts[-1] for name, attempts in _begun(path).items()}
+        wanted = self._cell.trainer.prompts * self._cell.rollout.samples
+        if len(last) != wanted:
+            raise ConfigError(
+                f"{path}: holds {len(last)} rollouts, but trainer.prompts x rollout.samples is {wanted}; replay a run "
+                "with its own settings"
+            )
+        samples = []
+        ordered = sorted(last.values(), key=lambda record: int(record.meta.extra.get(NUMBER, 0)))
+        for number, record in enumerate(ordered):
+            sample = Sample(index=iteration * wanted + number)
+            put_record(sample, record)
+            samples.append(sample)
+        self._done = self._total = len(samples)
+        return samples
+
+    def _tell(self, records: Sequence[Record]) -> dict[str, Any]:
+        """What edits did to the rollouts, and what the method makes of them: see docs/training.md."""
+        counts = [count(Trajectory.of(record)) for record in records]
+        compression = compression_of(counts)
+        layouts = [rollout.layout for rollout in lay_out_batch(records, range(len(records)), self._cell)]
+        rewards = [float(record.meta.reward) for record in records if record.meta.reward is not None]
+        evictions = [size for of_record in counts for size in of_record.E]
+        tape, branches, trie = (sum(getattr(c, key) for c in counts) for key in ("L", "branch_tokens", "trie_tokens"))
+        return {
+            "rollouts": len(records),
+            "statuses": dict(Counter(record.meta.status for record in records)),
+            "reward": float(np.mean(rewards)) if rewards else None,
+            "reward_std": float(np.std(rewards)) if rewards else None,
+            **{key: float(np.mean([getattr(c, key) for c in counts])) for key in ("K", "D", "L", "C", "R")},
+            "E": float(np.mean(evictions)) if evictions else None,
+            "edits": dict(Counter(edit.kind for record in records for edit in record.edits)),
+            "frequency": compression.frequency,
+            "depth": compression.depth,
+            "eviction_density": sum(c.evicted for c in counts) / tape,
+            "branch_tokens": branches,
+            "trie_tokens": trie,
+            "trie_ratio": trie / branches if branches else None,
+            "compressed_tokens": sum(c.C for c in counts),
+            "sampled": sum(c.R for c in counts),
+            "trained": sum(layout.trained for layout in layouts),
+            "off_context": sum(layout.off_context or 0 for layout in layouts),
+            "lost": dict(sum((Counter(layout.lost) for layout in layouts), Counter())),
+            "tokens": sum(layout.tokens for layout in layouts),
+            "teacher_tokens": sum(layout.teacher_tokens for layout in layouts),
+            "turns": sum(len(record.meta.extra.get("turns", ())) for record in records),
+        }
+
+
+def _begun(path: Path) -> dict[str, list[Record]]:
+    """The attempts at each rollout in a store, in order."""
+    attempts: dict[str, list[Record]] = {}
+    for found in scan_store(path):
+        if isinstance(found, Record):
+            attempts.setdefault(str(found.meta.id).partition(ATTEMPT)[0], []).append(found)
+    return attempts
+
+
+def _is_whole(record: Record, version: str) -> bool:
+    """It came to its end, and all of it was sampled by those weights."""
+    straddles = any("straddles" in turn for turn in record.meta.extra.get("turns", ()))
+    return record.meta.status in DONE and str(record.meta.weight_version) == version and not straddles
+
+
+def _check_enough(samples: Sequence[Sample], path: Path) -> None:
+    """A batch of which nothing can be trained is an error, and says why."""
+    if any(sample.status.value in DONE for sample in samples):
+        return
+    record = record_of(samples[0])
+    raise MemoryWalkerError(
+        f"{path}: none of {len(samples)} rollouts came to an end; the first is {record.meta.status}: "
+        f"{record.meta.extra.get('error', record.meta.extra.get('stop'))}"
+    )
+
+
+class RolloutActor:
+    """The rollouts as a Ray actor, whose methods run side by side on one event loop."""
+
+    def __init__(self, settings: dict[str, Any], folder: str, recorded: str | None, log: str) -> None:
+        from slime_plugin.local.rank import redirect  # the actor's own; Rollouts needs no torch
+
+        redirect(Path(log))
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+        other = None if recorded is None else RunFolder(Path(recorded))
+        self._rollouts = Rollouts(Namespace(**settings), RunFolder(Path(folder)), other)
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def start_engine(self, model: str, version: int) -> int:
+        return await self._rollouts.start_engine(Path(model), version)
+
+    async def progress(self) -> tuple[int, int]:
+        return self._rollouts.progress()
+
+    async def generate(self, iteration: int) -> tuple[list[Any], dict[str, Any]]:
+        """References to the parts, in boxes."""
+        import ray  # only the actor needs it
+
+        parts, told = await self._rollouts.generate(iteration)
+        begun = time.perf_counter()
+        boxes = [[ray.put(part)] for part in parts]
+        told["seconds"]["put"] = time.perf_counter() - begun
+        return boxes, told
+
+    async def update(self, model: str, version: int) -> None:
+        await self._rollouts.update(Path(model), version)
+
+    async def close(self) -> None:
+        await self._rollouts.close()

@@ -1,0 +1,151 @@
+"""A training run as its report needs it: metrics by name, what was compared, and how it all is called."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.report.charts import Point
+from slime_plugin.report.folder import RunFolder
+
+COMPARISON_VERSION = 1
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run has left in its small files. Its rollouts stay on disk."""
+
+    folder: RunFolder
+    name: str
+    settings: dict[str, Any]
+    iterations: tuple[Line, ...]
+    steps: tuple[Line, ...]
+    comparison: dict[str, Any] | None
+    """None if nothing has been compared."""
+
+    @property
+    def method(self) -> str:
+        return _type(self.settings, "method")
+
+    @property
+    def harness(self) -> str:
+        return _type(self.settings, "harness")
+
+    @property
+    def cell(self) -> str:
+        return f"{self.method} x {self.harness}"
+
+    def over_iterations(self, *keys: str) -> list[Point]:
+        """A number of every iteration, by its name and the names inside it; None where there is none."""
+        return [(line["iteration"], number(line, *keys)) for line in self.iterations]
+
+    def over_steps(self, key: str) -> list[Point]:
+        return [(line["step"], number(line, key)) for line in self.steps]
+
+    def compared(self, method: str, *keys: str) -> float | None:
+        """A number that was measured for a method on this run's rollouts."""
+        return number(self.comparison or {}, "methods", method, *keys)
+
+    @property
+    def compared_methods(self) -> list[str]:
+        return list((self.comparison or {}).get("methods", {}))
+
+
+def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
+    """The runs, each under a name of its own."""
+    paths = [folder.path.resolve() for folder in folders]
+    twice = next((path for i, path in enumerate(paths) if path in paths[:i]), None)
+    if twice is not None:
+        raise MemoryWalkerError(f"{twice}: given twice; name every run once")
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{path.parent.name}/{path.name}" for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    return [_read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def number(line: Line, *keys: str) -> float | None:
+    """The number under some keys; None if a key is not there or what is there is no finite number."""
+    value: Any = line
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if usable else None
+
+
+def ends(points: Sequence[Point]) -> tuple[float, float] | None:
+    """How a noisy line begins and ends: the means of its first and its last tenth. None for fewer than two points.
+
+    >>> ends([(0, 0.0), (1, None), (2, 1.0)])
+    (0.0, 1.0)
+    """
+    values = [value for _, value in points if value is not None]
+    if len(values) < 2:
+        return None
+    some = max(1, len(values) // 10)
+    return math.fsum(values[:some]) / some, math.fsum(values[-some:]) / some
+
+
+def mean(points: Sequence[Point]) -> float | None:
+    return _over(points, lambda values: math.fsum(values) / len(values))
+
+
+def largest(points: Sequence[Point]) -> float | None:
+    return _over(points, max)
+
+
+def running_mean(points: Sequence[Point], reach: int) -> list[Point]:
+    """Each point as the mean of what is known up to ``reach`` points to either side.
+
+    >>> running_mean([(0, 0.0), (1, None), (2, 3.0)], 1)
+    [(0, 0.0), (1, 1.5), (2, 3.0)]
+    """
+    return [(at, mean(points[max(0, i - reach) : i + reach + 1])) for i, (at, _) in enumerate(points)]
+
+
+def _over(points: Sequence[Point], reduce: Callable[[list[float]], float]) -> float | None:
+    values = [value for _, value in points if value is not None]
+    return reduce(values) if values else None
+
+
+def _read_run(folder: RunFolder, name: str) -> Run:
+    settings = folder.read_settings()
+    lines = list(folder.read_metrics())
+    iterations = tuple(line for line in lines if line.get("kind") == "iteration")
+    if not iterations and not folder.iterations():
+        raise MemoryWalkerError(
+            f"{folder.path}: nothing to report yet: no iteration in {folder.metrics.name} and no "
+            f"rollout-*.records; wait for the first iteration, or go on with memorywalker train --resume"
+        )
+    steps = tuple(line for line in lines if line.get("kind") == "step")
+    return Run(folder, name, settings, iterations, steps, _read_comparison(folder))
+
+
+def _read_comparison(folder: RunFolder) -> dict[str, Any] | None:
+    try:
+        value = json.loads(folder.comparison.read_text(encoding="utf-8"))
+        version = value["version"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MemoryWalkerError(
+            f"{folder.comparison}: cannot be read ({type(error).__name__}); run memorywalker compare {folder.path}"
+        ) from error
+    if version != COMPARISON_VERSION:
+        raise MemoryWalkerError(
+            f"{folder.comparison}: version {version!r}, this release reads {COMPARISON_VERSION}; "
+            f"run memorywalker compare {folder.path}"
+        )
+    found: dict[str, Any] = value
+    return found
+
+
+def _type(settings: dict[str, Any], key: str) -> str:
+    part = settings.get(key)
+    return str(part.get("type", "unnamed")) if isinstance(part, dict) else "unnamed"

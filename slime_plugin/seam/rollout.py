@@ -1,0 +1,163 @@
+"""The rollout side: a sample of slime's becomes a rollout of the bridge, and its record rides on the sample.
+
+One rollout is one sample, whatever its number of contexts; it becomes rows only when a batch is converted. So slime
+counts rollouts where it counts samples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from slime_plugin.bridge.engine.sglang import SglangEngine
+from slime_plugin.bridge.harness import Harness, open_harness
+from slime_plugin.bridge.messages import Question
+from slime_plugin.bridge.session import Session, session_seed
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.methods.credit import LEFT_OUT
+from slime_plugin.record import Record
+from slime_plugin.seam.args import cell_of
+
+RECORD = "memorywalker_record"
+"""Key of the record in a sample's metadata."""
+NUMBER = "sample"
+"""Key of the sample's number in a record's meta data."""
+
+
+class Sample(Protocol):
+    """What is used of slime's sample."""
+
+    index: int | None
+    group_index: int | None
+    prompt: Any
+    label: Any
+    tokens: list[int]
+    response: str
+    response_length: int
+    loss_mask: list[int] | None
+    rollout_log_probs: list[float] | None
+    reward: Any
+    weight_versions: list[str]
+    status: Any
+    metadata: dict[str, Any]
+
+
+class Rollouts:
+    """The harness of a cell and the way to its engine, opened once per process and event loop."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args = args
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._opened: tuple[Harness, SglangEngine] | None = None
+        self._sessions: set[Session] = set()
+        self._stopped = False
+
+    async def generate(self, sample: Sample, evaluation: bool) -> Sample:
+        """The sample, with a rollout in it."""
+        harness, engine = await self._open()
+        question = question_of(sample)
+        id = str(sample.metadata.get("rollout_name") or f"{question.id}-{sample.index}")
+        seed = session_seed(harness.limits.seed, f"evaluation {id}" if evaluation else id)
+        session = Session(harness, engine, question, id, seed)
+        self._sessions.add(session)
+        if self._stopped:
+            session.stop()
+        try:
+            put_record(sample, numbered(await session.run(), sample))
+        finally:
+            self._sessions.discard(session)
+        return sample
+
+    def stop(self) -> None:
+        """Rollouts under way, and those that are begun later, end as aborted."""
+        self._stopped = True
+        for session in self._sessions:
+            session.stop()
+
+    async def close(self) -> None:
+        self._opened = None
+        await self._stack.aclose()
+
+    async def _open(self) -> tuple[Harness, SglangEngine]:
+        async with self._opening:
+            if self._opened is None:
+                cell = cell_of(self._args)
+                url = f"http://{self._args.sglang_router_ip}:{self._args.sglang_router_port}"
+                harness = await self._stack.enter_async_context(open_harness(cell))
+                engine = SglangEngine(url, cell.engine, cell.rollout, harness.chat.stop_ids)
+                await self._stack.enter_async_context(engine)
+                self._opened = harness, engine
+            return self._opened
+
+
+_OPEN: dict[asyncio.AbstractEventLoop, Rollouts] = {}
+
+
+def rollouts_of(args: Namespace) -> Rollouts:
+    """Those of the running event loop: connections belong to the loop that opened them."""
+    loop = asyncio.get_running_loop()
+    if loop not in _OPEN:
+        _OPEN[loop] = Rollouts(args)
+    return _OPEN[loop]
+
+
+def question_of(sample: Sample) -> Question:
+    """The question of a data set's line: its text is the prompt, its answers the label."""
+    if not isinstance(sample.prompt, str):
+        raise MemoryWalkerError(
+            f"sample {sample.index}: its prompt is a {type(sample.prompt).__name__}, not a text; the harness renders "
+            "the chat itself, so leave slime's --apply-chat-template out"
+        )
+    answers = [sample.label] if isinstance(sample.label, str) else sample.label
+    if not isinstance(answers, list | tuple) or not answers:
+        raise MemoryWalkerError(
+            f"sample {sample.index}: its label is {sample.label!r:.40}, not a list of answers; name their key with "
+            "slime's --label-key"
+        )
+    return Question(str(sample.metadata.get("id", sample.group_index)), sample.prompt, tuple(map(str, answers)))
+
+
+def put_record(sample: Sample, record: Record) -> None:
+    """Fill a sample from its record: the record itself, and for slime's own statistics its last context."""
+    view = record.view_positions(-1)
+    sampled = record.generated[view]
+    first = int(np.argmax(sampled)) if sampled.any() else len(view)
+    sample.metadata = {**sample.metadata, RECORD: record}
+    sample.tokens = record.tokens[view].tolist()
+    sample.response_length = len(view) - first
+    sample.loss_mask = sampled[first:].astype(int).tolist()
+    sample.rollout_log_probs = np.nan_to_num(record.logprobs[view][first:]).tolist()
+    sample.reward = record.meta.reward
+    sample.status = sample.Status(record.meta.status)  # type: ignore[attr-defined]  # an enumeration inside the class
+    if record.meta.weight_version is not None:
+        sample.weight_versions = [str(record.meta.weight_version)]
+
+
+def numbered(record: Record, sample: Sample) -> Record:
+    """The record with the number of its sample, by which a batch can be put in order again."""
+    return replace(record, meta=replace(record.meta, extra={**record.meta.extra, NUMBER: sample.index}))
+
+
+def record_of(sample: Sample) -> Record:
+    record = sample.metadata.get(RECORD)
+    if not isinstance(record, Record):
+        raise MemoryWalkerError(
+            f"sample {sample.index}: it has no record; set --custom-generate-function-path to "
+            "slime_plugin.hooks.rollout.generate"
+        )
+    return record
+
+
+def reward_of(sample: Sample) -> float:
+    """What the harness judged. A rollout that ended without a judgement is left out when its batch is converted; slime
+    wants a number all the same."""
+    record = record_of(sample)
+    if record.meta.reward is None and record.meta.status not in LEFT_OUT:
+        raise MemoryWalkerError(f"{record.label}: status {record.meta.status} but no reward")
+    return float(record.meta.reward or 0.0)

@@ -1,0 +1,66 @@
+"""An update through slime's hooks has the loss and the gradients of one forward pass per sampled token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, Sdcc
+from slime_plugin.config.trainer import Trainer
+from slime_plugin.megatron.launch import run_ranks
+from tests.local.jobs import Job, Outcome, update
+from tests.megatron.conftest import Truth
+
+SPLITS = {
+    "one": Trainer(),
+    "small micro-batches": Trainer(batch_tokens=40),
+    "tp2+sp": Trainer(tp=2, sp=True, batch_tokens=100),
+    "pp2": Trainer(pp=2, batch_tokens=60),
+    "cp2": Trainer(cp=2, batch_tokens=100),
+    "dp2": Trainer(dp=2, batch_tokens=60),
+    "dp3": Trainer(dp=3, batch_tokens=10_000),
+}
+EXACT = (LogitTree(), Mask4d(), Mask4d(packing="replicated"), Mask4d(budget=60))
+WEIGHT = 0.7
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_exact_methods_are_one_forward_per_token(truth: Truth, split: str) -> None:
+    loss, gradients = truth.exact(torch.float64)
+    for outcomes in _run(truth, split, EXACT):
+        _check(outcomes, split, loss, gradients)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_sdcc_is_the_compressed_walk_with_a_kl(truth: Truth, split: str) -> None:
+    loss, gradients = truth.distilled(torch.float64, WEIGHT)
+    (outcomes,) = _run(truth, split, (Sdcc(weight=WEIGHT, warmup=0),))
+    _check(outcomes, split, loss, gradients)
+
+
+def test_naive_training_is_something_else(truth: Truth) -> None:
+    _, gradients = truth.exact(torch.float64)
+    ((outcome,),) = _run(truth, "one", (NaiveCompressed(),))
+    assert _worst(outcome.gradients, gradients) > 0.1
+
+
+def _run(truth: Truth, split: str, methods: tuple[Method, ...]) -> list[tuple[Outcome, ...]]:
+    """For each method what the ranks came to."""
+    trainer = SPLITS[split]
+    job = Job(truth.folder, [r.record for r in truth.rollouts], truth.references, truth.objective, trainer)
+    return list(zip(*run_ranks(trainer.ranks, update, job, methods), strict=True))
+
+
+def _check(outcomes: tuple[Outcome, ...], split: str, loss: float, gradients: dict[str, torch.Tensor]) -> None:
+    found: dict[str, torch.Tensor] = {}
+    for outcome in outcomes:
+        found.update(outcome.gradients)
+    assert _worst(found, gradients) < 2e-6  # what was logged in the rollout travels as float32
+    # Tensor-parallel ranks hold the same loss, all others a part of it.
+    assert sum(outcome.loss for outcome in outcomes) / SPLITS[split].tp == pytest.approx(loss, rel=1e-6)
+
+
+def _worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest error of a parameter's gradient, relative to its norm."""
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)

@@ -1,0 +1,360 @@
+"""A run's page: the numbers it was made from stand in it, in words, in plots and in trees."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.report.axes import Axis
+from slime_plugin.report.charts import Series, bar_chart, column_chart, dot_chart, line_chart
+from slime_plugin.report.folder import RunFolder
+from slime_plugin.report.run_page import run_page
+from tests.cli import run
+from tests.conftest import ROOT, example
+from tests.run_folders import COSTS, DRIFTS, REWARDS, TRAINED, compare, iteration, make_run, running, step
+
+HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>\u2028"\'&'
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, its data, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+        self._inside: str | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append(data)
+        elif self._inside != "style" and data.strip():
+            self.text.append(data.strip())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.scripts[0])
+        return value
+
+    def series(self, title: str) -> dict[str, list[tuple[float, float | None]]]:
+        """The lines of a chart, by name."""
+        (chart,) = [a["data-chart"] for tag, a in self.tags if tag == "svg" and a.get("aria-label") == title]
+        assert chart is not None
+        return {one["name"]: [(x, y) for x, y, _ in one["points"]] for one in json.loads(chart)["series"]}
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> RunFolder:
+    """Three iterations, of which the first was compared."""
+    records = [running("a"), running("b", reward=0.5)]
+    lines = [line for i in range(3) for line in (step(2 * i), step(2 * i + 1), iteration(i))]
+    folder = make_run(tmp_path / "quick", lines=lines, rollouts={0: records, 2: [running("c")]})
+    compare(folder, records, {"mask4d": [1e-7] * 9, "naive_compressed": [-0.5, 0.25, -1.0, 2.0, -0.125, 0.0]})
+    return folder
+
+
+def svg(figure: str) -> ElementTree.Element:
+    (drawing,) = re.findall(r"<svg viewBox.*</svg>(?=</figure>)", figure)
+    return ElementTree.fromstring(drawing)
+
+
+def points(line: ElementTree.Element) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.attrib["points"].split())]
+
+
+def test_lines_go_where_their_values_are() -> None:
+    chart = svg(line_chart("t", [Series("a", [(0, 0.0), (5, 1.0), (10, 0.5)], "s0")], x="x", y="y"))
+    (line,) = chart.iter("polyline")
+    # The box is 66..548 by 10..204: values 0 to 1, x 0 to 10.
+    assert points(line) == [(66, 204), (307, 10), (548, 107)]
+
+
+def test_a_logarithmic_axis_has_equal_steps_for_equal_factors() -> None:
+    chart = svg(line_chart("t", [Series("a", [(0, 1e-6), (1, 1e-3), (2, 1.0)], "s0")], x="x", y="y", log=True))
+    (line,) = chart.iter("polyline")
+    assert [y for _, y in points(line)] == pytest.approx([204, 107, 10])
+    labels = [text.text for text in chart.iter("text")]
+    assert {"10⁻⁶", "10⁻³", "10⁰"} <= set(labels)
+
+
+def test_a_gap_is_not_a_zero() -> None:
+    values = [(0, 1.0), (1, 2.0), (2, None), (3, math.nan), (4, 2.0), (5, 1.0)]
+    drawn = svg(line_chart("t", [Series("a", values, "s0")], x="x", y="y", zero=True))
+    assert [len(points(line)) for line in drawn.iter("polyline")] == [2, 2]
+    on_log = svg(line_chart("t", [Series("a", [(0, 1.0), (1, 0.0), (2, 1.0), (3, 0.1)], "s0")], x="", y="", log=True))
+    assert [len(points(line)) for line in on_log.iter("polyline")] == [2], "0 has no place on a logarithmic axis"
+
+
+def test_dots_share_an_axis() -> None:
+    rows: dict[str, dict[str, float | None]] = {"near": {"a": 1e-4, "b": 1.0}, "far": {"a": 1e-2, "b": None}}
+    dots = {
+        dot[0].text: float(dot.attrib["cx"])
+        for dot in svg(dot_chart("t", rows, {"a": "s0", "b": "s1"}, x="")).iter("circle")
+    }
+    assert set(dots) == {"near, a: 0.0001", "near, b: 1", "far, a: 0.01"}
+    middle = (dots["near, a: 0.0001"] + dots["near, b: 1"]) / 2
+    assert dots["far, a: 0.01"] == pytest.approx(middle, abs=0.1)
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    chart = svg(bar_chart("t", {"a": {"x": 2.0, "y": 1.0}, "b": {"x": 1.0}}, {"x": "s0", "y": "s1"}))
+    a_x, a_y, b_x = [(float(r.attrib["x"]), float(r.attrib["width"])) for r in chart.iter("rect")]
+    assert a_x[1] == pytest.approx(2 * b_x[1], abs=0.2)
+    assert a_y[1] == pytest.approx(b_x[1], abs=0.2)
+    assert a_y[0] == pytest.approx(a_x[0] + a_x[1], abs=0.1), "one part begins where the other ends"
+
+
+def test_columns_are_stacked_and_thinned_to_means() -> None:
+    chart = svg(column_chart("t", [(0, {"a": 1.0, "b": 3.0}), (1, {"a": 4.0})], {"a": "s0", "b": "s1"}, x="", y=""))
+    boxes = [(float(r.attrib["y"]), float(r.attrib["height"])) for r in chart.iter("rect")]
+    assert [top + height for top, height in boxes] == pytest.approx([204, 155.5, 204]), "from the base, or from below"
+    assert [height for _, height in boxes] == pytest.approx([48.5, 145.5, 194])
+    many = svg(column_chart("t", [(i, {"a": float(i % 2)}) for i in range(1000)], {"a": "s0"}, x="", y=""))
+    heights = {r.attrib["height"] for r in many.iter("rect")}
+    assert len(list(many.iter("rect"))) < 200
+    assert len(heights) <= 3
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0, 1], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ([0.123, 0.124], ["0.1230", "0.1232", "0.1234", "0.1236", "0.1238", "0.1240"]),
+        ([0, 4e-14], ["0", "1e-14", "2e-14", "3e-14", "4e-14"]),
+        ([7, 7], ["2", "4", "6", "8", "10", "12"]),
+        ([0, 4_000_000], ["0", "1M", "2M", "3M", "4M"]),
+        ([-3, 3], ["-4", "-2", "0", "2", "4"]),
+    ],
+)
+def test_ticks_are_round_and_tell_neighbours_apart(values: list[float], ticks: list[str]) -> None:
+    assert Axis.over(values, 0, 100).labels() == ticks
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    assert Axis.over([0, 2], 0, 100, whole=True, tight=True).labels() == ["0", "1", "2"]
+
+
+def test_what_was_written_stands_in_the_page(quick: RunFolder) -> None:
+    page = Page(run_page([quick]))
+    assert page.series("Mean reward") == {"quick": [(i, REWARDS[i]) for i in range(3)]}
+    assert page.series("Loss") == {"quick": [(i, 0.5 - i / 16) for i in range(6)]}
+    assert page.series("The same rollouts under every method") == {name: [(0, d)] for name, d in DRIFTS.items()}
+    assert page.series("The trained method, mask4d")["mean"] == [(i, 4e-7) for i in range(3)]
+    assert page.series("By the number of edits before the token")["naive_full"] == [(0, 0.25), (1, 0.25)]
+    text = " ".join(page.text)
+    assert "Reward rises from 0.12 to 0.50 in 3 iterations." in text
+    assert "logittree and mask4d stay at 4e-7 nats from what the rollout engine logged" in text
+    assert "naive_compressed is off by 0.62" in text
+    assert "naive_compressed trains 67 % of the sampled tokens" in text
+    for cost in COSTS.values():
+        assert f"{cost:.2f} x" in text
+    assert "generate 3" in text, "a column says what it consists of"
+
+
+def test_trees_have_what_each_method_does_to_each_token(quick: RunFolder) -> None:
+    rollouts = Page(run_page([quick])).data["rollouts"]
+    assert [row[1:4] for row in rollouts["rows"]] == [[0, "a", 1.0], [0, "b", 0.5], [2, "c", 1.0]]
+    tree = rollouts["trees"][rollouts["rows"][0][-1]]
+    record = example("running_example")
+    assert tree["tokens"] == record.tokens.tolist()
+    assert tree["pieces"][5:8] == ["y5", "y6", "y7"]
+    assert [layer["view"] for layer in tree["layers"]] == [[list(span) for span in view] for view in record.views]
+    naive, exact = tree["methods"]["naive_compressed"], tree["methods"]["mask4d"]
+    assert naive["trained"] == [[6, 8], [9, 11], [12, 14]]
+    assert naive["off"] == [[6, 8], [9, 11], [12, 13]], "the five tokens that were sampled with a token that is gone"
+    assert naive["lost"] == {"evicted by pop": 3}
+    assert naive["delta"] == pytest.approx([-0.5, 0.25, -1.0, 2.0, -0.125, 0.0], abs=1e-6)
+    assert exact["trained"] == [[5, 14]]
+    assert exact["off"] == []
+    assert len(exact["delta"]) == len(TRAINED["mask4d"])
+    assert "delta" not in tree["methods"]["logittree"], "it was not compared"
+    last = rollouts["trees"][rollouts["rows"][2][-1]]
+    assert "delta" not in last["methods"]["mask4d"], "iteration 2 was not compared"
+
+
+def test_roles_are_those_of_the_staircase(quick: RunFolder) -> None:
+    tree = Page(run_page([quick])).data["rollouts"]["trees"][0]
+    first = tree["layers"][0]["roles"]
+    # s to y4 are prompt; y5 is sampled and popped; y6 and y7 are sampled and stay. Nothing else is there yet.
+    assert [first[i : i + 3] for i in range(0, len(first), 3)] == [[0, 5, 2], [5, 1, 6], [6, 2, 3]]
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(quick: RunFolder) -> None:
+    page = Page(run_page([quick]))
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
+        assert not {"src", "srcset", "onclick", "onload", "onerror"} & set(attributes)
+        assert not (attributes.get("href") or "#").startswith(("http", "//", "javascript"))
+    (policy,) = [a["content"] or "" for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
+    assert policy.startswith("default-src 'none'")
+    assert "url(" not in run_page([quick]).replace("url(#untrained)", "")
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    record = running(HOSTILE, status=HOSTILE, harness=HOSTILE)
+    record = type(record)(
+        record.tokens,
+        record.generated,
+        record.logprobs,
+        record.views,
+        [{"kind": "pop", "author": HOSTILE}] * 3,
+        record.meta,
+        {"pieces": [HOSTILE] * len(record)},
+    )
+    lines = [iteration(0, lost={HOSTILE: 3}, places={HOSTILE: {"logdiff": 1.0}, "start": {"logdiff": 1.0}})]
+    folder = make_run(tmp_path / "a&b<i>", lines=lines, harness=HOSTILE, method=HOSTILE, rollouts={0: [record]})
+    html = run_page([folder])
+    page = Page(html)
+    assert len(page.scripts) == 2, "the data and the script"
+    assert "img" not in [tag for tag, _ in page.tags]
+    tree = page.data["rollouts"]["trees"][0]
+    assert (tree["key"], tree["pieces"][0]) == (HOSTILE, HOSTILE)
+    assert "\u2028" not in page.scripts[0]
+
+
+def test_parts_that_were_not_measured_say_how_to_get_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "bare", lines=[iteration(0, K=0.0, seconds=None)], harness="search_r1")
+    text = " ".join(Page(run_page([folder])).text)
+    assert f"memorywalker compare {folder.path} does" in text
+    assert "No rollout was edited" in text
+    assert "no update steps yet" in text
+    assert "SDCC" not in text
+    assert "mask4d: every sampled token was trained" in text
+
+
+def test_sdcc_says_when_it_was_switched_off(tmp_path: Path) -> None:
+    reason = "mean KL per leaf 12 where 10 is the limit in 3 steps in a row"
+    lines = [step(i, leaf_kl=[2.0, None, 12.0, None][i], sdcc_weight=0.1, leaves=5) for i in range(4)]
+    lines[3] |= {"sdcc_off": reason, "sdcc_weight": 0.0}
+    folder = make_run(tmp_path / "soft", lines=[*lines, iteration(0)], method="sdcc")
+    page = Page(run_page([folder]))
+    assert page.series("KL at diverging leaves")["KL per leaf"] == [(0, 2.0), (1, None), (2, 12.0), (3, None)]
+    assert page.series("Weight of the KL")["weight"][-1] == (3, 0.0)
+    assert f"SDCC was switched off at step 3: {reason}." in page.text
+    assert "switched off" in page.text
+
+
+def test_several_runs_share_plots_and_have_a_matrix(tmp_path: Path) -> None:
+    folders = [
+        make_run(
+            tmp_path / f"{method}-{seed}",
+            lines=[iteration(0), iteration(1 + seed)],
+            method=method,
+            rollouts={0: [running("a")]},
+        )
+        for method in ("mask4d", "naive_full")
+        for seed in (0, 1)
+    ]
+    page = Page(run_page(folders))
+    assert page.series("Mean reward") == {
+        folder.path.name: [(0, 0.125), (n, REWARDS[n])] for folder, n in zip(folders, (1, 2, 1, 2), strict=True)
+    }
+    assert [row[0] for row in page.data["rollouts"]["rows"]] == [0, 1, 2, 3]
+    assert page.data["runs"] == ["mask4d-0", "mask4d-1", "naive_full-0", "naive_full-1"]
+    text = " ".join(page.text)
+    assert "0.12 → 0.25" in text
+    assert "0.12 → 0.50" in text
+    assert "Reward rises in 4 of 4 runs" in text
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / part / "fold", lines=[iteration(0)]) for part in ("one", "two")]
+    assert Page(run_page(folders)).data["runs"] == ["one/fold", "two/fold"]
+    with pytest.raises(MemoryWalkerError, match="given twice"):
+        run_page([folders[0], folders[0]])
+
+
+def test_the_budget_takes_compared_rollouts_first_and_then_the_latest(quick: RunFolder) -> None:
+    whole = Page(run_page([quick])).data["rollouts"]["trees"]
+    sizes = {tree["key"]: len(json.dumps(tree, separators=(",", ":"))) for tree in whole}
+    html = run_page([quick], budget=sizes["a"] + sizes["b"] + 100)
+    assert [row[-1] for row in Page(html).data["rollouts"]["rows"]] == [0, 1, -1]
+    assert "3 rollouts, 2 of them with their tree" in html
+    assert Page(run_page([quick], budget=0)).data["rollouts"]["trees"] == []
+
+
+def test_tokens_have_their_text_where_the_model_has_a_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    model = ROOT / "examples/small_world/model"
+    ids = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).encode("What is Jack's pet?").ids
+    record = type(running("a"))(ids, [0] * len(ids), [None] * len(ids), [[(0, len(ids))]])
+    folder = make_run(tmp_path / "worded", lines=[iteration(0)], rollouts={0: [record]})
+    settings = json.loads(folder.settings.read_text())
+    settings["cell"]["model"] = str(model)
+    folder.settings.write_text(json.dumps(settings))
+    rollouts = Page(run_page([folder])).data["rollouts"]
+    assert "".join(rollouts["vocabularies"][0][str(i)] for i in ids) == "What is Jack's pet?"
+    assert rollouts["rows"][0][2] == "0:0", "a record without an id is named by its place"
+
+
+def test_what_a_crash_cut_short_is_left_out(quick: RunFolder) -> None:
+    with open(quick.metrics, "a", encoding="utf-8") as file:
+        file.write('{"kind": "iteration", "iteration": 3, "rew')
+    with open(quick.rollouts(2), "ab") as store:
+        store.write(b"\xf5mwr")
+    html = run_page([quick])
+    assert Page(html).series("Mean reward") == {"quick": [(i, REWARDS[i]) for i in range(3)]}
+    assert f"Some records of {quick.rollouts(2)} cannot be read" in html
+
+
+def test_scores_of_other_tokens_are_refused(quick: RunFolder) -> None:
+    other = running("a")
+    other = type(other)(other.tokens[:8], other.generated[:8], other.logprobs[:8], [[(0, 8)]], (), other.meta)
+    quick.rollouts(0).unlink()
+    make = make_run(quick.path.parent / "other", rollouts={0: [other]})
+    make.rollouts(0).rename(quick.rollouts(0))
+    with pytest.raises(
+        MemoryWalkerError, match=r"naive_compressed\.npz: 6 scored tokens of record a .* has 3 to train"
+    ):
+        run_page([quick])
+
+
+def test_errors_name_the_file_and_the_remedy(tmp_path: Path) -> None:
+    empty = make_run(tmp_path / "empty")
+    with pytest.raises(MemoryWalkerError, match=r"nothing to report yet.*memorywalker train --resume"):
+        run_page([empty])
+    with pytest.raises(MemoryWalkerError, match=r"no run\.json; memorywalker train"):
+        run_page([RunFolder(tmp_path)])
+    old = make_run(tmp_path / "old", lines=[iteration(0)])
+    old.comparison.write_text('{"version": 7}')
+    with pytest.raises(MemoryWalkerError, match="version 7, this release reads 1"):
+        run_page([old])
+    old.comparison.write_text("[")
+    with pytest.raises(MemoryWalkerError, match=r"comparison\.json: cannot be read.*memorywalker compare"):
+        run_page([old])
+    old.comparison.unlink()
+    old.comparison_arrays.mkdir()
+    (old.comparison_arrays / "mask4d.npz").write_bytes(b"PK")
+    with pytest.raises(MemoryWalkerError, match=r"mask4d\.npz: cannot be read"):
+        run_page([old])
+
+
+def test_the_command_writes_beside_the_run_or_where_it_is_told(quick: RunFolder) -> None:
+    result = run("report", str(quick.path))
+    assert (result.exit_code, result.stdout) == (0, f"wrote {quick.path / 'report.html'}\n")
+    assert (quick.path / "report.html").read_text(encoding="utf-8") == run_page([quick])
+    other = make_run(quick.path.parent / "other", lines=[iteration(0)])
+    assert run("report", str(quick.path), str(other.path)).exit_code == 0
+    assert (quick.path.parent / "report.html").exists()
+    assert run("report", str(quick.path), "--out", str(quick.path / "x.html")).exit_code == 0
+    assert (quick.path / "x.html").exists()
+    failed = run("report", str(quick.path), "--out", str(quick.path / "no" / "x.html"))
+    assert (failed.exit_code, len(failed.stderr.splitlines())) == (1, 1)
+    assert run("report", str(quick.path.parent)).stderr.startswith("Error: ")

@@ -1,5 +1,5 @@
 # make check runs everything a change has to pass; see CONTRIBUTING.md.
-.PHONY: check lint format test docs bench cost rollouts fuzz
+.PHONY: check lint format test docs bench cost rollouts loop fuzz
 
 check: lint test
 
@@ -32,6 +32,10 @@ cost: .venv
 # What the bridge costs beside a real engine; two minutes.
 rollouts: .venv
 	.venv/bin/python -m benchmarks.bridge
+
+# Where the time of the quick start goes; two minutes.
+loop: .venv
+	.venv/bin/python -m benchmarks.loop
 
 # A minute of damaged files thrown at the reader.
 fuzz: .venv

@@ -2,8 +2,9 @@
 
 The sub-packages follow the data: ``bridge`` (where rollouts come from), ``record`` (what a rollout leaves behind),
 ``tree`` (what is derived from it), ``methods`` (what a trainer is fed), ``megatron`` (what a trainer does with it),
-``report`` (what a person looks at), ``cli`` (how it is called). A module imports only what lies upstream of it;
-``make check`` enforces that.
+``seam`` and ``hooks`` (all of that as slime wants it), ``local`` (the whole loop on one machine), ``report`` (what a
+person looks at), ``cli`` (how it is called). A module imports only what lies upstream of it; ``make check`` enforces
+that.
 """
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

@@ -18,6 +18,7 @@ COMMANDS = {
     "layout": ("slime_plugin.cli.layout:layout", "Show what a method would train on, given a record."),
     "score": ("slime_plugin.cli.score:score", "Compare the trainer's log-probabilities with those of the rollout."),
     "compare": ("slime_plugin.cli.compare:compare", "Put the same recorded rollouts under several methods."),
+    "matrix": ("slime_plugin.cli.matrix:matrix", "Train every method under every harness, one run after the other."),
     "report": ("slime_plugin.cli.report:report", "Write a page about training runs: plots, and every rollout."),
     "probe": ("slime_plugin.cli.probe:probe", "Measure both pitfalls of naive training on a model."),
     "rollout": ("slime_plugin.cli.rollout:rollout", "Run a harness: questions in, records out."),

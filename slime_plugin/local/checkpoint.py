@@ -6,9 +6,11 @@ it is whole, so a folder that has its name is a checkpoint, whatever happened wh
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,10 @@ def save_state(state: Any, folder: Path, rank: int) -> None:
     """Any nesting of dictionaries, lists, numbers, texts and tensors."""
     tensors: dict[str, Tensor] = {}
     skeleton = _take_out(state, "", tensors)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / f"rank-{rank:05d}.safetensors")
-    (folder / f"rank-{rank:05d}.json").write_text(json.dumps(skeleton), encoding="utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / f"rank-{rank:05d}.safetensors")
+        (folder / f"rank-{rank:05d}.json").write_text(json.dumps(skeleton), encoding="utf-8")
 
 
 def load_state(folder: Path, rank: int) -> Any:
@@ -80,15 +83,38 @@ def draft_of(folder: RunFolder, iteration: int) -> Path:
 
 
 def finish(folder: RunFolder, iteration: int, state: dict[str, Any], keep: int) -> None:
-    """Make the draft a checkpoint, and remove what is older than the last ``keep``, with its weights."""
+    """Make the draft a checkpoint, on the disk, and remove those that are older than the last ``keep``."""
     draft = folder.checkpoints / f"{iteration:05d}.part"
-    (draft / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    whole = folder.checkpoints / f"{iteration:05d}"
-    if whole.exists():
-        shutil.rmtree(whole)
-    draft.rename(whole)
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(folder.checkpoints / f"{old:05d}")
+    with writing(draft):
+        (draft / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        for path in (*draft.iterdir(), draft):
+            _sync(path)
+        draft.rename(folder.checkpoints / f"{iteration:05d}")
+        _sync(folder.checkpoints)
+    for old in checkpoints(folder)[:-keep]:  # no longer a checkpoint from the moment on that parts of it are missing
+        (folder.checkpoints / f"{old:05d}").rename(folder.checkpoints / f"{old:05d}.part")
+    for path in folder.checkpoints.glob("*.part"):
+        shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the disk refuses becomes a line that names the path."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise MemoryWalkerError(
+            f"{path}: cannot be written: {why}; free some space or mend the folder, and go on with --resume"
+        ) from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def checkpoints(folder: RunFolder) -> list[int]:

@@ -2,18 +2,29 @@
 
 A number is used again once its process is gone. So beside it stands when the process began, and only the process that
 began then is ever ended.
+
+``processes.lock`` belongs to the run that is at work in the folder, and is free again once that run is gone, however it
+went.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+
+SCRATCH = "mw-"
+"""How the name of a run's temporary folder begins."""
 GRACE = 5.0
 """Seconds that processes have to end by themselves before they are killed."""
 
@@ -24,6 +35,11 @@ class Process:
     began: int
     """In clock ticks since the machine was started."""
     name: str = ""
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        found = _stat(pid)
+        return None if found is None else cls(pid, found.began, found.name)
 
     @property
     def alive(self) -> bool:
@@ -65,44 +81,83 @@ def descendants(pid: int) -> list[Process]:
     return [Process(p, stat.began, stat.name) for p in sorted(below - {pid}) if (stat := found[p]) is not None]
 
 
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only run in that folder."""
+    path = folder / "processes.lock"
+    try:
+        file = open(path, "a+", encoding="ascii")  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}; choose another folder") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise MemoryWalkerError(
+                f"{folder}: another run is at work in it (process {file.read() or 'unknown'}); wait for its end, or "
+                "choose another folder"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be locked: {error.strerror}; use a local disk") from error
+        file.truncate(0)
+        with contextlib.suppress(OSError):  # only to be told to others, and whoever needs the space will say so
+            file.write(str(os.getpid()))
+            file.flush()
+        yield
+
+
 class Ledger:
-    """The processes of a run, written down in its folder."""
+    """The processes of a run and its temporary folder, written down in the run's folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[int, Process] = {}
+        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
 
-    def update(self) -> None:
-        """Write down what this process has started by now."""
+    def look(self) -> None:
+        """Remember what this process has started by now."""
         for process in descendants(os.getpid()):
             self._known[process.pid] = process
+
+    def update(self) -> None:
+        """Write it down."""
+        self.look()
+        processes = [{"pid": p.pid, "began": p.began, "name": p.name} for p in self._known.values()]
         draft = self._path.with_suffix(".part")
-        draft.write_text(
-            json.dumps([{"pid": p.pid, "began": p.began, "name": p.name} for p in self._known.values()], indent=1),
-            encoding="utf-8",
-        )
-        draft.replace(self._path)
+        try:
+            draft.write_text(json.dumps({"scratch": str(self.scratch), "processes": processes}, indent=1), "utf-8")
+            draft.replace(self._path)
+        except OSError as error:
+            raise MemoryWalkerError(
+                f"{self._path}: cannot be written: {error.strerror}; free some space and go on with --resume"
+            ) from error
 
     def end(self) -> None:
         """End whatever of it still runs."""
-        for process in descendants(os.getpid()):
-            self._known[process.pid] = process
+        self.look()
         end_all(list(self._known.values()))
-        self._path.unlink(missing_ok=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
 def end_left_over(path: Path) -> int:
     """What a run that was killed has left behind. How many processes that were."""
     try:
-        left = [Process(int(p["pid"]), int(p["began"]), str(p["name"])) for p in json.loads(path.read_text("utf-8"))]
+        left = json.loads(path.read_text("utf-8"))
+        processes = [Process(int(p["pid"]), int(p["began"]), str(p["name"])) for p in left["processes"]]
+        scratch = Path(left["scratch"])
     except FileNotFoundError:
         return 0
     except (OSError, ValueError, KeyError, TypeError):
-        left = []  # the machine went down while it was written
-    alive = sum(process.alive for process in left)
-    end_all(left)
+        processes, scratch = [], None  # the machine went down while it was written
+    alive = [process for process in processes if process.alive]
+    end_all([*alive, *(below for process in alive for below in descendants(process.pid))])
+    if scratch is not None and scratch.name.startswith(SCRATCH):
+        shutil.rmtree(scratch, ignore_errors=True)
     path.unlink(missing_ok=True)
-    return alive
+    return len(alive)
 
 
 def end_all(processes: list[Process]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slime_plugin.config.architecture import Architecture
 from slime_plugin.hooks import train as hooks
-from slime_plugin.local.checkpoint import load_state, rng_state, save_state, set_rng_state
+from slime_plugin.local.checkpoint import load_state, rng_state, save_state, set_rng_state, writing
 from slime_plugin.local.optimizer import Optimizer
 from slime_plugin.local.passes import Passes, RolloutData
 from slime_plugin.megatron.architecture import transformer_config
@@ -120,7 +120,8 @@ class Rank:
 
     def export(self, folder: Path) -> None:
         """Write the weights as a Hugging Face checkpoint, without what belongs beside them."""
-        save_weights(self._models, self._training.architecture, folder, self._groups)
+        with writing(folder):
+            save_weights(self._models, self._training.architecture, folder, self._groups)
         dist.barrier()
 
     def save(self, folder: Path) -> None:
@@ -132,6 +133,7 @@ class Rank:
                 "optimizer": self._optimizer.optimizer.state_dict(),
                 "scheduler": self._optimizer.scheduler.state_dict(),
                 "sdcc": None if training.schedule is None else training.schedule.state(),
+                "sdcc_steps": None if training.schedule is None else training.schedule.steps,
                 "average": None if training.average is None else training.average.weights,
                 "rng": rng_state(),
             },
@@ -150,6 +152,7 @@ class Rank:
         self._optimizer.scheduler.load_state_dict(state["scheduler"])
         if self._training.schedule is not None:
             self._training.schedule.restore(state["sdcc"])
+            self._training.schedule.steps = state["sdcc_steps"]  # its ramp goes on, also if the run has become longer
         if state["average"] is not None:
             assert self._training.schedule is not None
             self._training.average = MovingAverage(self._models, self._training.schedule.config.ema or 0.0)

@@ -122,10 +122,15 @@ class Rollouts:
                     store.append(record_of(sample))
                 self._done += 1
 
-            async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._watch_engine())
-                await asyncio.gather(*(roll_out(sample) for sample in samples))
-                watch.cancel()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    watch = group.create_task(self._watch_engine())
+                    await asyncio.wait([group.create_task(roll_out(sample)) for sample in samples])
+                    watch.cancel()
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the first is what went wrong; the others were cancelled for it
+        if self._server is not None:
+            self._server.check_alive()  # what failed for its sake is sampled again when the run goes on
         _check_enough(samples, self._folder.rollouts(iteration))
         return samples
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError
+from slime_plugin.local.processes import alone
 from slime_plugin.report.folder import RunFolder
 from slime_plugin.seam.args import carry
 
@@ -18,38 +20,60 @@ MAY_CHANGE = (
 """Settings that change neither what is sampled nor what is learnt from it, but for when a run ends."""
 
 
-def begin(folder: RunFolder, cell: Cell) -> None:
-    """Make the folder of a new run."""
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        if folder.settings.exists():
-            raise ConfigError(
-                f"{folder.path}: holds a run already; go on with it by --resume, or choose another folder"
-            )
-        folder.logs.mkdir(exist_ok=True)
-        folder.checkpoints.mkdir(exist_ok=True)
-        folder.weights(0).parent.mkdir(exist_ok=True)
-        write(folder, cell)
-    except OSError as error:
-        raise ConfigError(f"{folder.path}: cannot be written: {error.strerror}; choose another folder") from error
+@contextlib.contextmanager
+def opened(folder: RunFolder, cell: Cell, *, resume: bool, recorded: RunFolder | None = None) -> Iterator[None]:
+    """The folder of a run, new or to go on with; nobody else has it meanwhile."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if resume:
+                folder.read_settings()  # or it is none
+            else:
+                folder.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(folder.path))
+            if resume:
+                go_on(folder, cell, recorded)
+            else:
+                begin(folder, cell, recorded)
+        except OSError as error:
+            raise ConfigError(f"{folder.path}: cannot be written: {error.strerror}; choose another folder") from error
+        yield
 
 
-def go_on(folder: RunFolder, cell: Cell) -> None:
+def begin(folder: RunFolder, cell: Cell, recorded: RunFolder | None = None) -> None:
+    """Make a new run of an existing folder."""
+    if folder.settings.exists():
+        raise ConfigError(f"{folder.path}: holds a run already; go on with it by --resume, or choose another folder")
+    write(folder, cell, recorded)
+
+
+def go_on(folder: RunFolder, cell: Cell, recorded: RunFolder | None = None) -> None:
     """Check that a run in that folder can go on with this cell."""
     before, now = dict(_flat(folder.read_settings())), dict(_flat(carry(cell)))
+    before["--replay"], now["--replay"] = _replayed_before(folder), _replayed(recorded)
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key) and not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE):
             raise ConfigError(
                 f"{folder.path}: was begun with {key} = {before.get(key)!r:.60}, not {now.get(key)!r:.60}; go on with "
                 "that, or choose another folder for a new run"
             )
-    write(folder, cell)
+    write(folder, cell, recorded)
 
 
-def write(folder: RunFolder, cell: Cell) -> None:
+def write(folder: RunFolder, cell: Cell, recorded: RunFolder | None = None) -> None:
+    for path in (folder.logs, folder.checkpoints, folder.weights(0).parent):
+        path.mkdir(exist_ok=True)
+    settings = {"version": 1, "cell": carry(cell), "replay": _replayed(recorded)}
     draft = folder.settings.with_suffix(".part")
-    draft.write_text(json.dumps({"version": 1, "cell": carry(cell)}, indent=1) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
     draft.replace(folder.settings)
+
+
+def _replayed_before(folder: RunFolder) -> Any:
+    return json.loads(folder.settings.read_text(encoding="utf-8")).get("replay")
+
+
+def _replayed(recorded: RunFolder | None) -> str | None:
+    return None if recorded is None else str(recorded.path.resolve())
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -142,7 +142,7 @@ class _TensorBoard:
     def __init__(self, folder: RunFolder) -> None:
         writer = _package(
             "tensorboardX",
-            "tracking.tensorboard: event files need tensorboardX: pip install 'memorywalker[track]', or set "
+            "tracking.tensorboard: event files need tensorboardX: pip install 'memorywalker[train]', or set "
             "tracking.tensorboard=false",
         ).SummaryWriter
         begun = {"step": 0, "iteration": 0}
@@ -195,7 +195,7 @@ class _WeightsAndBiases:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"tracking.wandb: {error}; run wandb login, or set tracking.wandb.mode=offline"
+                f"tracking.wandb: {str(error).rstrip('.')}; run wandb login, or set tracking.wandb.mode=offline"
             ) from error
         self._axes: set[str] = set()
 

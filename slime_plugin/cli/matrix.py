@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from slime_plugin.cli.compare import Settings, compare_run
 from slime_plugin.cli.output import console, write_whole
@@ -23,7 +23,7 @@ from slime_plugin.config.method import EVERY_METHOD
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.training import training_problems
 from slime_plugin.errors import ConfigError, MemoryWalkerError, nearest
-from slime_plugin.local.settings import MAY_CHANGE
+from slime_plugin.local.settings import changes, flat
 from slime_plugin.report.folder import RunFolder
 from slime_plugin.report.headline import together
 from slime_plugin.report.matrix import CONTROL, LEGEND, control_line, matrix_table, numbers
@@ -35,10 +35,10 @@ METHODS = [method.type for method in EVERY_METHOD]
 CONFIGS = tuple(Path(f"configs/small_world/{name}.yaml") for name in ("tc_rag", "agentfold", "memexrl", "search_r1"))
 ITERATIONS = 8
 """Of each cell, so that the small world's 16 take about half an hour on two cores."""
-_ONCE = f"{CONTROL} is trained once: nothing is edited there, so all methods are the same"
 COMPARISON = Settings(iterations=3, repeats=3)
-START, ROLLOUT, COMPARE = 25.0, 0.09, 20.0
+START, ROLLOUT, COMPARE = 25.0, 0.09, 30.0
 """Seconds on two cores in the small world: until a cell samples, for a rollout and its update, for a comparison."""
+_ONCE = f"{CONTROL} is trained once: nothing is edited there, so all methods are the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,25 +182,11 @@ def _problems(job: Job) -> Iterator[str]:
     if not job.begun:
         return
     try:
-        before, now = dict(_flat(job.folder.read_settings())), dict(_flat(carry(job.cell)))
-        _ = job.trained
+        list(job.folder.read_metrics())
+        for change in changes(job.folder, job.cell):
+            yield f"{job.folder.path}: was begun with {change}; go on with that, or choose another --out"
     except MemoryWalkerError as error:
         yield f"{error}; remove {job.folder.path} to begin it again"
-        return
-    for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key) and not any(f"{key}.".startswith(f"{may}.") for may in MAY_CHANGE):
-            yield (
-                f"{job.folder.path}: was begun with {key} = {before.get(key)!r:.60}, not {now.get(key)!r:.60}; go on "
-                "with that, or choose another --out"
-            )
-
-
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _flat(part, f"{key}.{name}" if key else name)
-    else:
-        yield key, value
 
 
 def _run_all(jobs: Sequence[Job], out: Path) -> list[str]:
@@ -290,16 +276,17 @@ def _print_plan(jobs: Sequence[Job], out: Path) -> None:
     for config in dict.fromkeys(job.config for job in jobs):
         some = [job for job in jobs if job.config == config]
         shared = set.intersection(*(set(told_of[job.name]) for job in some))
-        table.add_row(str(config), "", "", " ".join(x for x in told_of[some[0].name] if x in shared - in_all))
+        differ = [setting for setting in told_of[some[0].name] if setting in shared - in_all]
+        table.add_row(Text(str(config)), "", "", Text(" ".join(differ)))
         for job in some:
             own = [setting for setting in told_of[job.name] if setting not in shared]
-            table.add_row(f"  {job.name}", job.state, _duration(job.seconds), " ".join(own))
-    to.print(table, markup=False)
+            table.add_row(Text(f"  {job.name}"), job.state, _duration(job.seconds), Text(" ".join(own)))
+    to.print(table)
 
 
 def _told(cell: Cell) -> list[str]:
     """The settings of a cell that its name does not tell, as they would be given on the command line."""
-    settings = [(key, value) for key, value in _flat(carry(cell)) if key not in ("harness.type", "method.type")]
+    settings = [(key, value) for key, value in flat(carry(cell)) if key not in ("harness.type", "method.type")]
     return [f"{key}={json.dumps(value)}" for key, value in settings if value is not None]
 
 

@@ -77,6 +77,7 @@ class _Bars:
         self._all = bars.add_task("iterations", total=iterations, told="")
         self._now = bars.add_task("starting", total=None, told="")
         self._rewards: list[float] = []
+        self._headed = False
 
     def stage(self, what: str) -> None:
         self._bars.reset(self._now, description=what, total=None, told="")
@@ -93,19 +94,24 @@ class _Bars:
             return
         if line["reward"] is not None:
             self._rewards.append(line["reward"])
+        if not self._headed:
+            self._console.print(_HEADING, highlight=False)
+            self._headed = True
         self._console.print(_told(line), highlight=False)
         recent = self._rewards[-5:]
         told = f"reward {sum(recent) / len(recent):.3f} of late, {self._rewards[0]:.3f} at first" if recent else ""
         self._bars.update(self._all, completed=line["iteration"] + 1, told=told)
 
 
+_HEADING = "iteration  reward     drift   largest  edits  trained  of sampled  seconds"
+
+
 def _told(line: dict[str, Any]) -> str:
-    drift, seconds = line["logdiff"], line["seconds"]
-    lost = sum(line["lost"].values())
+    """Drift is |trainer - rollout| per trained token, in nats, before the iteration changes the weights."""
+    drift = line["logdiff"]
     return (
-        f"iteration {line['iteration']:>3}  reward {shown(line['reward']):>5}  drift {shown(drift['mean']):>8}, "
-        f"at most {shown(drift['max']):>8}  {line['K']:.1f} edits a rollout  trained {line['trained']:,} of "
-        f"{line['sampled']:,} tokens{f', lost {lost:,}' if lost else ''}  {seconds['total']:.1f} s"
+        f"{line['iteration']:>9}  {shown(line['reward']):>6}  {shown(drift['mean']):>8}  {shown(drift['max']):>8}  "
+        f"{line['K']:>5.1f}  {line['trained']:>7,}  {line['sampled']:>10,}  {line['seconds']['total']:>7.1f}"
     )
 
 
@@ -119,5 +125,5 @@ def _shown(cell: Cell) -> Iterator[_Bars]:
         rich.progress.TimeElapsedColumn(),
         rich.progress.TextColumn("{task.fields[told]}"),
     )
-    with rich.progress.Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with rich.progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         yield _Bars(console, bars, cell.trainer.iterations)

@@ -112,13 +112,15 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._others = set(descendants(os.getpid()))  # the helpers of whatever else this process has done before
         self._known: dict[int, Process] = {}
         self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
 
     def look(self) -> None:
-        """Remember what this process has started by now."""
+        """Remember what this process has started by now, since the ledger was opened."""
         for process in descendants(os.getpid()):
-            self._known[process.pid] = process
+            if process not in self._others:
+                self._known[process.pid] = process
 
     def update(self) -> None:
         """Write it down."""

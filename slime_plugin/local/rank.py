@@ -38,8 +38,7 @@ class Rank:
         self._args = args
         self._cell, self._trainer = cell, cell.trainer
         self._groups = start_groups(self._trainer.parallel)
-        if torch.cuda.is_available():
-            torch.cuda.set_device(0)  # Ray shows each rank its own
+        torch.manual_seed(self._trainer.seed)  # nothing is drawn here yet; a user's own hook may
         dtype = DTYPES[self._trainer.dtype or ("bfloat16" if torch.cuda.is_available() else "float32")]
         self._training = open_training(
             args,
@@ -173,7 +172,9 @@ class RankActor:
 
     def start(self, address: str, world: int) -> int:
         """Join the others and load the model. Which replica this is."""
-        if not torch.cuda.is_available():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(0)  # Ray shows each rank its own
+        else:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=self._number, world_size=world)

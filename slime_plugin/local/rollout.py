@@ -20,7 +20,7 @@ import numpy as np
 
 from slime_plugin.bridge.questions import ATTEMPT, read_questions
 from slime_plugin.bridge.run import DONE
-from slime_plugin.bridge.server import Flags, Server, chosen_device
+from slime_plugin.bridge.server import Flags, Server, ServerError, chosen_device
 from slime_plugin.bridge.server.control import update_weights
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.hooks import rollout as hooks
@@ -129,16 +129,20 @@ class Rollouts:
                     watch.cancel()
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the first is what went wrong; the others were cancelled for it
-        if self._server is not None:
-            self._server.check_alive()  # what failed for its sake is sampled again when the run goes on
+        self._check_engine()  # what failed for its sake is sampled again when the run goes on
         _check_enough(samples, self._folder.rollouts(iteration))
         return samples
 
     async def _watch_engine(self) -> None:
         """An engine that is gone ends the iteration at once; asking it again for minutes would not bring it back."""
-        while self._server is not None:
-            self._server.check_alive()
+        while True:
+            self._check_engine()
             await asyncio.sleep(WATCH)
+
+    def _check_engine(self) -> None:
+        server = self._server
+        if server is not None and not server.alive:
+            raise ServerError(f"the engine (process {server.pid}) is gone; see {server.log}, and go on with --resume")
 
     def _replay(self, iteration: int) -> list[Sample]:
         assert self._recorded is not None

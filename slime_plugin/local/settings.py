@@ -48,15 +48,22 @@ def begin(folder: RunFolder, cell: Cell, recorded: RunFolder | None = None) -> N
 
 def go_on(folder: RunFolder, cell: Cell, recorded: RunFolder | None = None) -> None:
     """Check that a run in that folder can go on with this cell."""
-    before, now = dict(_flat(folder.read_settings())), dict(_flat(carry(cell)))
-    before["--replay"], now["--replay"] = _replayed_before(folder), _replayed(recorded)
-    for key in sorted({*before, *now}):
-        if before.get(key) != now.get(key) and not any(key == may or key.startswith(f"{may}.") for may in MAY_CHANGE):
-            raise ConfigError(
-                f"{folder.path}: was begun with {key} = {before.get(key)!r:.60}, not {now.get(key)!r:.60}; go on with "
-                "that, or choose another folder for a new run"
-            )
+    remedy = "go on with that, or choose another folder for a new run"
+    change = next(changes(folder, cell), None)
+    if change is not None:
+        raise ConfigError(f"{folder.path}: was begun with {change}; {remedy}")
+    replayed, replays = json.loads(folder.settings.read_text(encoding="utf-8")).get("replay"), _replayed(recorded)
+    if replayed != replays:
+        raise ConfigError(f"{folder.path}: was begun on {_source(replayed)}, not on {_source(replays)}; {remedy}")
     write(folder, cell, recorded)
+
+
+def changes(folder: RunFolder, cell: Cell) -> Iterator[str]:
+    """Settings of a run that may not change and would: ``trainer.tp = 1, not 2``."""
+    before, now = dict(flat(folder.read_settings())), dict(flat(carry(cell)))
+    for key in sorted({*before, *now}, key=lambda key: (not key.endswith(".type"), key)):  # what other keys follow from
+        if before.get(key) != now.get(key) and not any(f"{key}.".startswith(f"{may}.") for may in MAY_CHANGE):
+            yield f"{key} = {before.get(key)!r:.60}, not {now.get(key)!r:.60}"
 
 
 def write(folder: RunFolder, cell: Cell, recorded: RunFolder | None = None) -> None:
@@ -68,17 +75,18 @@ def write(folder: RunFolder, cell: Cell, recorded: RunFolder | None = None) -> N
     draft.replace(folder.settings)
 
 
-def _replayed_before(folder: RunFolder) -> Any:
-    return json.loads(folder.settings.read_text(encoding="utf-8")).get("replay")
+def _source(replayed: str | None) -> str:
+    return "rollouts of its own" if replayed is None else f"the rollouts of --replay {replayed}"
 
 
 def _replayed(recorded: RunFolder | None) -> str | None:
     return None if recorded is None else str(recorded.path.resolve())
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting with the keys that lead to it, as they are given on a command line."""
     if isinstance(value, dict):
         for name, part in value.items():
-            yield from _flat(part, f"{key}.{name}" if key else name)
+            yield from flat(part, f"{key}.{name}" if key else name)
     else:
         yield key, value

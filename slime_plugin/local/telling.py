@@ -50,7 +50,10 @@ def iteration_line(
         "time": time.time(),
         "version": iteration,
         **told,
-        "logdiff": {"mean": average["logdiff"], "max": max(drift["max"] for drift in drifts)},
+        "logdiff": {
+            "mean": average["logdiff"],
+            "max": max(drift["max"] for drift in drifts) if sums["tokens"] else None,
+        },
         "k3": average["k3"],
         "places": {
             place: {"tokens": int(sums[f"{place}/tokens"]), "logdiff": average[f"{place}/logdiff"]}

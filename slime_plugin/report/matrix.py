@@ -25,7 +25,7 @@ def matrix_table(runs: Sequence[Run]) -> Table:
     """A row per method, a column per harness that edits; the control is a line of its own: :func:`control_line`."""
     edited = [run for run in runs if run.harness != CONTROL]
     harnesses = list(dict.fromkeys(run.harness for run in edited))
-    methods = sorted({run.method for run in edited}, key=list(COMPARED).index)
+    methods = [method for method in COMPARED if any(run.method == method for run in edited)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("method", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -42,9 +42,9 @@ def matrix_table(runs: Sequence[Run]) -> Table:
 def control_line(runs: Sequence[Run]) -> str | None:
     """None if the control was not among them."""
     found = [
-        "; ".join(f"{key} {value}" for key, value in numbers(run).items()) for run in runs if run.harness == CONTROL
+        ", ".join(f"{key} {value}" for key, value in numbers(run).items()) for run in runs if run.harness == CONTROL
     ]
-    return f"{CONTROL}, where nothing is edited and all methods are the same: {' | '.join(found)}" if found else None
+    return f"{CONTROL}, where nothing is edited and all methods are the same: {'; '.join(found)}" if found else None
 
 
 def numbers(run: Run) -> dict[str, str]:

@@ -90,7 +90,9 @@ def _batch(job: Job, args: Namespace, method: Method) -> list[dict[str, Any]]:
     data["ref_log_probs"] = [
         job.references[r][row.tape[-length:]] for (r, row), length in zip(rows, data["response_lengths"], strict=True)
     ]
-    data["advantages"] = [np.full(length, x) for length, x in zip(data["response_lengths"], data["rewards"], strict=True)]
+    data["advantages"] = [
+        np.full(length, x) for length, x in zip(data["response_lengths"], data["rewards"], strict=True)
+    ]
     parts = split_batch(data, replicas=job.trainer.dp, steps=1, batch_tokens=job.trainer.batch_tokens)
     for part in parts:
         for key in ("ref_log_probs", "advantages"):

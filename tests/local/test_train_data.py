@@ -1,0 +1,159 @@
+"""Records become slime's train data: every sampled token once, with the credit of its rollout, in slime's shapes."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import EVERY_METHOD, LogitTree, Mask4d, Method, NaiveCompressed, Sdcc
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.hooks import rollout as hooks
+from slime_plugin.local.sample import Sample
+from slime_plugin.record import Meta, Record
+from slime_plugin.seam.args import carry, cell_of
+from slime_plugin.seam.rollout import put_record, question_of
+from slime_plugin.seam.train_data import convert
+from tests.megatron.oracle import Rollout, diverging, simulate
+
+
+def batch(rewards: tuple[float | None, ...], statuses: tuple[str, ...] = ()) -> list[Rollout]:
+    """Simulated rollouts, two to a group, which know the context of every token they sampled."""
+    made = []
+    for i, reward in enumerate(rewards):
+        rollout = simulate(i)
+        rng = np.random.default_rng(i)
+        logprobs = np.where(rollout.record.generated, -rng.uniform(0.1, 3, len(rollout.record)), np.nan)
+        meta = Meta(
+            id=f"r{i}", group=i // 2, reward=reward, status=statuses[i] if statuses else "completed", weight_version="7"
+        )
+        made.append(replace(rollout, record=replace(rollout.record, logprobs=logprobs.astype(np.float32), meta=meta)))
+    return made
+
+
+def args_of(method: Method, **settings: object) -> Namespace:
+    return Namespace(memorywalker=carry(Cell(method=method, **settings)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [LogitTree(), Mask4d(), Mask4d(packing="replicated")], ids=lambda m: str(m)[:40])
+def test_every_sampled_token_is_there_once_under_its_own_context(method: Method) -> None:
+    rollouts = batch((1.0, 0.0, 0.2, 0.2))
+    data = convert([r.record for r in rollouts], [10, 11, 12, 13], Cell(method=method))
+    assert len({len(values) for values in data.values()}) == 1, "an entry per row under every key"
+    found: dict[int, list[tuple[tuple[int, ...], int, float]]] = {}
+    for i, tokens in enumerate(data["tokens"]):
+        first = len(tokens) - data["response_lengths"][i]
+        parent = data["multimodal_train_inputs"][i].get("parent", np.arange(len(tokens)) - 1)
+        for j in np.flatnonzero(data["loss_masks"][i]):
+            context, at = [], int(parent[first + j])
+            while at >= 0:
+                context.append(int(tokens[at]))
+                at = int(parent[at])
+            entry = (tuple(reversed(context)), int(tokens[first + j]), round(float(data["rollout_log_probs"][i][j]), 5))
+            found.setdefault(data["rollout_ids"][i], []).append(entry)
+    for number, rollout in zip((10, 11, 12, 13), rollouts, strict=True):
+        expected = [
+            (live, int(rollout.record.tokens[p]), round(float(rollout.record.logprobs[p]), 5))
+            for p, live in rollout.live.items()
+        ]
+        assert sorted(found[number]) == sorted(expected)
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda m: m.type)
+def test_rollouts_count_once_whatever_their_rows(method: Method) -> None:
+    data = convert([r.record for r in batch((1.0, 0.0, 0.2, 0.2))], [5, 6, 7, 8], Cell(method=method, std=False))
+    for number, advantage in {5: 0.5, 6: -0.5, 7: 0.0, 8: 0.0}.items():
+        rows = [i for i, rollout in enumerate(data["rollout_ids"]) if rollout == number]
+        assert {data["rewards"][i] for i in rows} == {advantage}
+        assert {data["rollout_mask_sums"][i] for i in rows} == {sum(int(data["loss_masks"][i].sum()) for i in rows)}
+
+
+def test_a_rollout_that_is_left_out_stays_as_an_idle_row() -> None:
+    rollouts = batch((1.0, None, 0.0, 0.5), ("completed", "aborted", "completed", "completed"))
+    data = convert([r.record for r in rollouts], [0, 1, 2, 3], Cell(method=Mask4d(), std=False))
+    row = data["rollout_ids"].index(1)
+    assert data["rollout_ids"] == [0, 1, 2, 3], "steps are formed by counting rollouts"
+    assert (len(data["tokens"][row]), data["loss_masks"][row].tolist(), data["rewards"][row]) == (2, [0], 0.0)
+    assert data["rewards"][0] == 0.0, "alone in its group now"
+
+
+def test_sdcc_names_its_leaves_and_carries_their_teacher() -> None:
+    rollouts = batch((1.0, 0.0, 0.2, 0.7))
+    data = convert([r.record for r in rollouts], [0, 1, 2, 3], Cell(method=Sdcc()))
+    for i, rollout in enumerate(rollouts):
+        leaf, teacher = data["multimodal_train_inputs"][i]["leaf"], data["prompt"][i]
+        assert set(data["multimodal_train_inputs"][i]["rollout"]) == {i}
+        assert (leaf >= 0).sum() == len(diverging(rollout))
+        if teacher is None:
+            continue
+        for number, position in enumerate(diverging(rollout)):
+            student, target = int(np.flatnonzero(leaf == number)[0]), int(teacher["leaves"][number])
+            assert data["tokens"][i][student] == teacher["tokens"][target] == rollout.record.tokens[position]
+            context, at = [], int(teacher["parent"][target])
+            while at >= 0:
+                context.append(int(teacher["tokens"][at]))
+                at = int(teacher["parent"][at])
+            assert tuple(reversed(context)) == rollout.live[position]
+
+
+def test_the_union_packing_is_not_trained() -> None:
+    with pytest.raises(ConfigError, match=r"union is not exact.*packing trie"):
+        convert([batch((1.0,))[0].record], [0], Cell(method=Mask4d(packing="union")))
+
+
+def test_a_batch_travels_on_samples() -> None:
+    rollouts = batch((1.0, 0.0))
+    samples = []
+    for i, rollout in enumerate(rollouts):
+        sample = Sample(index=20 + i, metadata={"id": "q"})
+        put_record(sample, rollout.record)
+        samples.append(sample)
+    assert samples[0].status is Sample.Status.COMPLETED
+    assert samples[0].weight_versions == ["7"]
+    last = rollouts[0].record.view_positions(-1)
+    assert samples[0].tokens == rollouts[0].record.tokens[last].tolist()
+    mask = samples[0].loss_mask or []
+    assert (len(mask), sum(mask)) == (samples[0].response_length, int(rollouts[0].record.generated[last].sum()))
+    samples[1].reward = 3.0  # somebody judged again
+    data = hooks.convert_samples(args_of(NaiveCompressed(), std=False), samples)
+    assert (data["raw_reward"], data["rewards"], data["rollout_ids"]) == ([1.0, 3.0], [-1.0, 1.0], [20, 21])
+
+
+def test_what_is_not_ours_is_named() -> None:
+    with pytest.raises(MemoryWalkerError, match=r"sample 4: it has no record; set --custom-generate-function-path"):
+        hooks.convert_samples(args_of(Mask4d()), [Sample(index=4)])
+    with pytest.raises(MemoryWalkerError, match=r"its prompt is a list.*--apply-chat-template"):
+        question_of(Sample(index=1, prompt=[{"role": "user"}], label="x"))
+    with pytest.raises(MemoryWalkerError, match=r"its label is None.*--label-key"):
+        question_of(Sample(index=1, prompt="Who?", label=None))
+    with pytest.raises(ConfigError, match="no 'memorywalker'"):
+        cell_of(Namespace())
+    sample = Sample(index=1)
+    put_record(sample, batch((1.0,))[0].record)
+    sample.reward = {"score": 1.0}
+    with pytest.raises(ConfigError, match="not a number; choose one with --reward-key"):
+        hooks.convert_samples(args_of(Mask4d()), [sample])
+
+
+def test_a_question_is_a_line_of_the_data_set() -> None:
+    question = question_of(Sample(index=1, group_index=3, prompt="Who?", label="Ada", metadata={}))
+    assert (question.id, question.text, question.answers) == ("3", "Who?", ("Ada",))
+    assert question_of(Sample(prompt="Who?", label=["Ada", "Eve"], metadata={"id": "q7"})).id == "q7"
+
+
+def test_cells_survive_the_way_through_slimes_arguments() -> None:
+    cell = Cell(method=Sdcc(weight=1e-6), std=False)
+    assert cell_of(Namespace(memorywalker=carry(cell))) == cell
+
+
+def test_records_are_judged_as_they_are_when_nobody_else_did() -> None:
+    record = batch((0.2,))[0].record
+    assert isinstance(record, Record)
+    sample = Sample(index=1)
+    put_record(sample, record)
+    sample.reward = None
+    data = hooks.convert_samples(args_of(Mask4d()), [sample])
+    assert data["raw_reward"] == [0.2]

@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:  # files that are read and written report their own; this is standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would fail again at exit
         if not isinstance(error, BrokenPipeError):
-            click.echo(f"Error: cannot write the output: {error.strerror}", err=True)
+            where = "cannot write the output" if error.filename is None else error.filename
+            click.echo(f"Error: {where}: {error.strerror}", err=True)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)

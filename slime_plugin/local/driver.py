@@ -160,7 +160,8 @@ class _Actors:
         if not first.is_symlink():
             with checkpoint.writing(first):
                 first.symlink_to(cell.model.resolve(), target_is_directory=True)
-        watch.stage(f"starting {cell.trainer.ranks} training rank{'s' * (cell.trainer.ranks > 1)} and the engine")
+        ranks = f"{cell.trainer.ranks} training rank{'s' * (cell.trainer.ranks > 1)}"
+        watch.stage(f"starting {ranks}{' and the engine' * (self._recorded is None)}")
         pids = self._all([actor.pid.remote() for actor in (self._rollouts, *self._ranks)])
         names = ["rollout", *(f"rank-{rank}" for rank in range(len(self._ranks)))]
         self._processes = [

@@ -81,6 +81,28 @@ def descendants(pid: int) -> list[Process]:
     return [Process(p, stat.began, stat.name) for p in sorted(below - {pid}) if (stat := found[p]) is not None]
 
 
+def writers_below(folder: Path) -> list[Process]:
+    """Every process of ours that has a file below that folder open for writing."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # gone while we looked, or someone else's
+            writes = any(
+                descriptor.readlink().is_relative_to(folder)
+                and _opened_with(path / "fdinfo" / descriptor.name) & os.O_ACCMODE != os.O_RDONLY
+                for descriptor in (path / "fd").iterdir()
+            )
+            if writes and (process := Process.of(int(path.name))) is not None:
+                found.append(process)
+    return found
+
+
+def _opened_with(info: Path) -> int:
+    (flags,) = [line.split()[1] for line in info.read_text().splitlines() if line.startswith("flags:")]
+    return int(flags, 8)
+
+
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Be the only run in that folder."""
@@ -145,7 +167,10 @@ class Ledger:
 
 
 def end_left_over(path: Path) -> int:
-    """What a run that was killed has left behind. How many processes that were."""
+    """What a run that was killed has left behind. How many processes that were.
+
+    What it had no time to write down is known by the logs that it keeps in the run's temporary folder.
+    """
     try:
         left = json.loads(path.read_text("utf-8"))
         processes = [Process(int(p["pid"]), int(p["began"]), str(p["name"])) for p in left["processes"]]
@@ -154,7 +179,9 @@ def end_left_over(path: Path) -> int:
         return 0
     except (OSError, ValueError, KeyError, TypeError):
         processes, scratch = [], None  # the machine went down while it was written
-    alive = [process for process in processes if process.alive]
+    if scratch is not None and scratch.name.startswith(SCRATCH):
+        processes += writers_below(scratch)
+    alive = {process for process in processes if process.alive}
     end_all([*alive, *(below for process in alive for below in descendants(process.pid))])
     if scratch is not None and scratch.name.startswith(SCRATCH):
         shutil.rmtree(scratch, ignore_errors=True)

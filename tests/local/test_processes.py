@@ -141,6 +141,23 @@ def test_what_was_started_before_the_run_is_left_alone(
     assert before.poll() is None
 
 
+def test_whoever_writes_into_the_temporary_folder_of_a_killed_run_belongs_to_it(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    path, scratch = tmp_path / "processes.json", tmp_path / "mw-killed"
+    scratch.mkdir()
+    (scratch / "read").write_text("something")
+    path.write_text(json.dumps({"scratch": str(scratch), "processes": []}))
+    writer = start("sh", "-c", f"exec 3>{scratch}/log; echo ready; exec sleep 600")
+    reader = start("sh", "-c", f"exec 3<{scratch}/read; echo ready; exec sleep 600")
+    for process in (writer, reader):
+        assert process.stdout is not None
+        process.stdout.readline()
+    assert end_left_over(path) == 1
+    assert writer.wait(10) == -signal.SIGTERM
+    assert reader.poll() is None
+
+
 @pytest.mark.parametrize("content", ["", "[", "[]", "{}", '{"scratch": 1, "processes": [{}]}'])
 def test_a_ledger_that_makes_no_sense_ends_nothing(tmp_path: Path, content: str) -> None:
     path = tmp_path / "processes.json"

@@ -280,6 +280,7 @@ def shown(folders: Sequence[RunFolder]) -> str:
     return captured.get()
 
 
+@pytest.mark.slow
 def test_an_interrupted_matrix_goes_on(tmp_path: Path) -> None:
     """The real thing, once: engine, trainer, comparison, page."""
     command = [*INTERRUPTIBLE, "matrix", FOLD, *SMALL, "--methods", "mask4d", "--out", str(tmp_path)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_plugin.seam.args import cell_of
-from slime_plugin.seam.rollout import Sample, record_of, reward_of, rollouts_of
+from slime_plugin.seam.rollout import Sample, record_of, reward_of, sessions_of
 from slime_plugin.seam.train_data import as_sampled, convert
 
 
@@ -15,7 +15,7 @@ async def generate(
     args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
     """``--custom-generate-function-path``. How to sample is in the configuration, not in ``sampling_params``."""
-    return await rollouts_of(args).generate(sample, evaluation)
+    return await sessions_of(args).generate(sample, evaluation)
 
 
 async def reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from slime_plugin.bridge.server.process import free_port
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.local import checkpoint, settings
@@ -102,7 +101,7 @@ def _started(
         )
         interrupts.take()  # Ray has just put a handler of its own in place
         ledger.update()
-        actors = _Actors(cell, folder, recorded)
+        actors = _Actors(cell, folder, recorded, ledger.scratch)
         actors.start(begin, watch)
         ledger.update()
         yield actors
@@ -120,7 +119,8 @@ def _started(
 class _Actors:
     """The rollout actor and the training ranks."""
 
-    def __init__(self, cell: Cell, folder: RunFolder, recorded: RunFolder | None) -> None:
+    def __init__(self, cell: Cell, folder: RunFolder, recorded: RunFolder | None, scratch: Path) -> None:
+        """``scratch`` is where the ranks find each other: a file needs no port that another may take meanwhile."""
         import ray
         import torch
 
@@ -129,7 +129,7 @@ class _Actors:
 
         actor: Any = ray.remote  # its types know functions only
         self._ray = ray
-        self._cell, self._folder, self._recorded = cell, folder, recorded
+        self._cell, self._folder, self._recorded, self._scratch = cell, folder, recorded, scratch
         settings = vars(slime_args(cell))
         gpus = {"num_gpus": 1} if torch.cuda.is_available() else {}
         other = None if recorded is None else str(recorded.path.resolve())
@@ -169,8 +169,8 @@ class _Actors:
             for pid, name in zip(pids, names, strict=True)
             if (process := Process.of(pid)) is not None
         ]
-        address, world = f"127.0.0.1:{free_port()}", cell.trainer.ranks
-        starting = [rank.start.remote(address, world) for rank in self._ranks]
+        meeting, world = str(self._scratch / "ranks"), cell.trainer.ranks
+        starting = [rank.start.remote(meeting, world) for rank in self._ranks]
         if self._recorded is None and not begin:
             starting.append(self._rollouts.start_engine.remote(str(first.resolve()), 0))
         self._replicas = self._all(starting)[:world]

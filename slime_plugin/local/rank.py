@@ -50,7 +50,6 @@ class Rank:
         model = hooks.model_provider(is_first_stage(self._groups), is_last_stage(self._groups))
         load_weights([model], self._training.architecture, cell.model, self._groups)
         self._models = wrap_for_training(model.config, [model], self._groups)
-        self._training.models = self._models
         self._reference = Snapshot(self._models) if cell.objective.kl else None
         self._optimizer = Optimizer(self._models, self._trainer, self._groups)
         self._passes = Passes(args, self._training, self._models)
@@ -132,7 +131,6 @@ class Rank:
                 "optimizer": self._optimizer.optimizer.state_dict(),
                 "scheduler": self._optimizer.scheduler.state_dict(),
                 "sdcc": None if training.schedule is None else training.schedule.state(),
-                "sdcc_steps": None if training.schedule is None else training.schedule.steps,
                 "average": None if training.average is None else training.average.weights,
                 "rng": rng_state(),
             },
@@ -151,7 +149,6 @@ class Rank:
         self._optimizer.scheduler.load_state_dict(state["scheduler"])
         if self._training.schedule is not None:
             self._training.schedule.restore(state["sdcc"])
-            self._training.schedule.steps = state["sdcc_steps"]  # its ramp goes on, also if the run has become longer
         if state["average"] is not None:
             assert self._training.schedule is not None
             self._training.average = MovingAverage(self._models, self._training.schedule.config.ema or 0.0)
@@ -170,14 +167,14 @@ class RankActor:
     def pid(self) -> int:
         return os.getpid()
 
-    def start(self, address: str, world: int) -> int:
-        """Join the others and load the model. Which replica this is."""
+    def start(self, meeting: str, world: int) -> int:
+        """Join the others, who know the same file, and load the model. Which replica this is."""
         if torch.cuda.is_available():
             torch.cuda.set_device(0)  # Ray shows each rank its own
         else:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=self._number, world_size=world)
+        dist.init_process_group(backend, init_method=f"file://{meeting}", rank=self._number, world_size=world)
         self._rank = Rank(self._args)
         return self._rank.replica()
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from slime_plugin.local.schedule import split_batch
 from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.report.folder import RunFolder
 from slime_plugin.seam.args import cell_of
-from slime_plugin.seam.rollout import NUMBER, put_record, record_of, rollouts_of
+from slime_plugin.seam.rollout import NUMBER, put_record, record_of
 from slime_plugin.seam.train_data import lay_out_batch
 from slime_plugin.tree import Trajectory, count
 from slime_plugin.tree.counts import compression_of
@@ -46,26 +47,27 @@ class Rollouts:
         self._args, self._folder, self._recorded = args, folder, recorded
         self._cell = cell_of(args)
         self._server: Server | None = None
+        self._url: str | None = None
         self._done = self._total = 0
 
-    async def start_engine(self, model: Path, version: int) -> int:
-        """Serve these weights. The process id of the server."""
-        assert self._recorded is None
-        device = chosen_device("auto")
-        flags = Flags(model, device, extra=("--weight-version", str(version)))
-        self._server = Server(flags, log=self._folder.logs / "engine.log")
-        self._server.start()
-        await asyncio.to_thread(self._server.wait)
-        self._args.sglang_router_ip, self._args.sglang_router_port = self._server.host, self._server.port
-        return self._server.pid
-
-    def engine_pid(self) -> int | None:
-        return None if self._server is None else self._server.pid
+    async def start_engine(self, model: Path, version: int) -> None:
+        """Have these weights served: by a server of our own, or by the one that the configuration names."""
+        self._url = self._cell.engine.url
+        if self._url is None:
+            flags = Flags(model, chosen_device("auto"), extra=("--weight-version", str(version)))
+            self._server = Server(flags, log=self._folder.logs / "engine.log")
+            self._server.start()
+            await asyncio.to_thread(self._server.wait)
+            self._url = self._server.url
+        else:
+            await self.update(model, version)
+        address = urlsplit(self._url)
+        self._args.sglang_router_ip, self._args.sglang_router_port = address.hostname, address.port or 80
 
     async def update(self, model: Path, version: int) -> None:
         """Let the engine sample with these weights from now on."""
-        if self._server is not None:
-            await update_weights(self._server.url, model, str(version))
+        if self._url is not None:
+            await update_weights(self._url, model, str(version))
 
     def progress(self) -> tuple[int, int]:
         """Rollouts of the current iteration that have ended, and all of them."""
@@ -86,11 +88,6 @@ class Rollouts:
         told = self._tell([record_of(sample) for sample in samples])
         seconds = {"generate": sampled - begun, "convert": time.perf_counter() - sampled}
         return parts, {**told, "seconds": seconds}
-
-    async def close(self) -> None:
-        rollouts_of(self._args).stop()
-        if self._server is not None:
-            await asyncio.to_thread(self._server.stop)
 
     async def _sample(self, iteration: int) -> list[Sample]:
         cell = self._cell
@@ -238,8 +235,8 @@ class RolloutActor:
     async def pid(self) -> int:
         return os.getpid()
 
-    async def start_engine(self, model: str, version: int) -> int:
-        return await self._rollouts.start_engine(Path(model), version)
+    async def start_engine(self, model: str, version: int) -> None:
+        await self._rollouts.start_engine(Path(model), version)
 
     async def progress(self) -> tuple[int, int]:
         return self._rollouts.progress()
@@ -256,6 +253,3 @@ class RolloutActor:
 
     async def update(self, model: str, version: int) -> None:
         await self._rollouts.update(Path(model), version)
-
-    async def close(self) -> None:
-        await self._rollouts.close()

@@ -14,6 +14,7 @@ Read it in the order of the data::
     update      one update step: from rollouts to gradients
     weights     Hugging Face checkpoints in and out
     score       a forward pass for one question: what does the trainer believe about these tokens?
+    compare     the same records under several methods: how far each trainer is off, and what an update costs
 
 Process groups are arguments, never globals; only :mod:`slime_plugin.megatron.parallel` asks Megatron for them.
 """

@@ -94,10 +94,11 @@ class SdccSchedule:
 
     def state(self) -> dict[str, str | int | None]:
         """What a checkpoint has to keep; :meth:`restore` takes it."""
-        return {"why_off": self.why_off, "diverged": self.diverged}
+        return {"steps": self.steps, "why_off": self.why_off, "diverged": self.diverged}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.why_off, self.diverged = state["why_off"], state["diverged"]
+        """Its ramp goes on as it began, also if the run has become longer since."""
+        self.steps, self.why_off, self.diverged = state["steps"], state["why_off"], state["diverged"]
 
     def observe(self, leaves: float, kl: float, entropy_gap: float) -> None:
         """Sums over all leaves of a step, on all ranks: their number, KL, and |student entropy - teacher entropy|."""

@@ -47,7 +47,7 @@ class Sample(Protocol):
     metadata: dict[str, Any]
 
 
-class Rollouts:
+class Sessions:
     """The harness of a cell and the way to its engine, opened once per process and event loop."""
 
     def __init__(self, args: Namespace) -> None:
@@ -55,8 +55,6 @@ class Rollouts:
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._opened: tuple[Harness, SglangEngine] | None = None
-        self._sessions: set[Session] = set()
-        self._stopped = False
 
     async def generate(self, sample: Sample, evaluation: bool) -> Sample:
         """The sample, with a rollout in it."""
@@ -64,25 +62,8 @@ class Rollouts:
         question = question_of(sample)
         id = str(sample.metadata.get("rollout_name") or f"{question.id}-{sample.index}")
         seed = session_seed(harness.limits.seed, f"evaluation {id}" if evaluation else id)
-        session = Session(harness, engine, question, id, seed)
-        self._sessions.add(session)
-        if self._stopped:
-            session.stop()
-        try:
-            put_record(sample, numbered(await session.run(), sample))
-        finally:
-            self._sessions.discard(session)
+        put_record(sample, numbered(await Session(harness, engine, question, id, seed).run(), sample))
         return sample
-
-    def stop(self) -> None:
-        """Rollouts under way, and those that are begun later, end as aborted."""
-        self._stopped = True
-        for session in self._sessions:
-            session.stop()
-
-    async def close(self) -> None:
-        self._opened = None
-        await self._stack.aclose()
 
     async def _open(self) -> tuple[Harness, SglangEngine]:
         async with self._opening:
@@ -96,14 +77,14 @@ class Rollouts:
             return self._opened
 
 
-_OPEN: dict[asyncio.AbstractEventLoop, Rollouts] = {}
+_OPEN: dict[asyncio.AbstractEventLoop, Sessions] = {}
 
 
-def rollouts_of(args: Namespace) -> Rollouts:
+def sessions_of(args: Namespace) -> Sessions:
     """Those of the running event loop: connections belong to the loop that opened them."""
     loop = asyncio.get_running_loop()
     if loop not in _OPEN:
-        _OPEN[loop] = Rollouts(args)
+        _OPEN[loop] = Sessions(args)
     return _OPEN[loop]
 
 

@@ -53,7 +53,6 @@ class Training:
     """Of SDCC's KL; None for other methods."""
     average: MovingAverage | None = None
     """The teacher's weights, if they are not the current ones."""
-    models: Sequence[torch.nn.Module] = ()
     weight: float = 0.0
     """Of SDCC's KL in the current step."""
     teacher: TeacherStates | None = None
@@ -100,7 +99,6 @@ class Training:
     def before_step(self, iteration: int, step: int, models: Sequence[torch.nn.Module]) -> None:
         """With the weights of the update, before its first micro-batch."""
         self.settle()
-        self.models = models
         self.teacher, self.weight = None, 0.0
         method = self.cell.method
         if self.schedule is None or not isinstance(method, Sdcc):

@@ -16,12 +16,13 @@ import aiohttp
 import pytest
 
 from slime_plugin.bridge.context import Context
-from slime_plugin.bridge.engine.base import Generation, Request
+from slime_plugin.bridge.engine.base import EngineError, Generation, Request
 from slime_plugin.bridge.engine.sglang import SglangEngine
 from slime_plugin.bridge.harness import open_harness
 from slime_plugin.bridge.questions import read_questions
 from slime_plugin.bridge.run import STORE, jobs_left, run_jobs
-from slime_plugin.bridge.server import Flags, Server
+from slime_plugin.bridge.server import Flags, Router, Server
+from slime_plugin.bridge.server.control import update_weights
 from slime_plugin.bridge.server.process import free_port
 from slime_plugin.bridge.session import Session
 from slime_plugin.config.cell import Cell
@@ -163,3 +164,22 @@ def test_a_context_that_the_engine_cannot_hold_is_a_failed_record_with_the_engin
     assert (record.meta.status, record.meta.extra["stop"]) == ("failed", "refused")
     assert "refuses a turn of q-0" in record.meta.extra["error"]
     assert "longer than the model's context length" in record.meta.extra["error"]
+
+
+def test_weights_are_updated_also_behind_a_router(server: Server, tmp_path: Path) -> None:
+    async def version_of_a_turn(url: str) -> str:
+        async with SglangEngine(url, BRISK, RANDOM, CHAT.stop_ids) as engine:
+            ((version, tokens),) = (await engine.generate(Request(PROMPT, 3, "s", 5))).weights
+        assert tokens == 3
+        return version
+
+    asyncio.run(update_weights(server.url, MODEL, "7"))
+    assert asyncio.run(version_of_a_turn(server.url)) == "7"
+    with Router([server.url]) as router:
+        asyncio.run(update_weights(router.url, MODEL, "8"))
+        assert asyncio.run(version_of_a_turn(router.url)) == "8"
+    with pytest.raises(EngineError, match=r"refuses the weights in .*nowhere: 400"):
+        asyncio.run(update_weights(server.url, tmp_path / "nowhere", "9"))
+    with pytest.raises(EngineError, match="did not take the weights"):
+        asyncio.run(update_weights("http://127.0.0.1:9", MODEL, "9"))
+    assert asyncio.run(version_of_a_turn(server.url)) == "8"

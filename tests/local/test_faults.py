@@ -111,7 +111,7 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["mask4d", pytest.param("sdcc", marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_again_and_again_comes_to_the_same(
     method: str, runs: Runs, undisturbed: Callable[[str], RunFolder]
 ) -> None:

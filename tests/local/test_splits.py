@@ -11,6 +11,7 @@ from tests.local.runs import Runs
 SPLITS = {"tp": "trainer.tp=2", "pp": "trainer.pp=2"}  # three layers: two and one
 
 
+@pytest.mark.slow  # what single ranks compute on these splits is proved in test_updates.py
 def test_runs_on_two_ranks_begin_as_on_one(runs: Runs) -> None:
     alone = _first_step(runs, "one", "trainer.tp=1")
     assert alone["grad_norm"] > 0

@@ -117,3 +117,16 @@ def test_the_entropy_gap_is_a_guard_rail_too() -> None:
     schedule = SdccSchedule(Sdcc(entropy_gap_limit=1.0, patience=1), steps=10)
     schedule.observe(leaves=2, kl=0.1, entropy_gap=3.0)
     assert schedule.why_off == "mean entropy gap 1.5 where 1 is the limit in 1 steps in a row"
+
+
+def test_a_schedule_goes_on_as_it_was() -> None:
+    before = SdccSchedule(Sdcc(kl_limit=2.0, patience=2), steps=100)
+    before.observe(1.0, 3.0, 0.0)
+    longer = SdccSchedule(Sdcc(kl_limit=2.0, patience=2), steps=1000)
+    longer.restore(before.state())
+    assert longer.weight(10) == before.weight(10) == pytest.approx(0.05), "the ramp is not drawn out"
+    longer.observe(1.0, 3.0, 0.0)
+    assert longer.why_off is not None, "the second diverged step in a row"
+    again = SdccSchedule(Sdcc(), steps=100)
+    again.restore(longer.state())
+    assert again.weight(50) == 0.0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import HealthCheck, settings
 from slime_plugin.record import Record, parse_record
 
 ROOT = Path(__file__).parent.parent
+
+# Before a test imports torch, and for the ranks it starts: several processes share the cores, and threads that spin
+# while they wait for each other make small operations a hundred times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Machines differ in speed; a slow example is not a wrong one. Deeper searches: pytest --hypothesis-profile=deep
 settings.register_profile("default", deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])

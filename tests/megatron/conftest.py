@@ -1,11 +1,5 @@
 from __future__ import annotations
 
-import os
-
-# Before torch is imported, here and in the ranks: several processes share the cores, and threads that spin while they
-# wait for each other make small operations a hundred times slower.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

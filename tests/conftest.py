@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 # Before a test imports torch, and for the ranks it starts: several processes share the cores, and threads that spin
 # while they wait for each other make small operations a hundred times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.pop("COLUMNS", None)  # xdist tells its workers; commands that are tested write to no terminal
 
 # Machines differ in speed; a slow example is not a wrong one. Deeper searches: pytest --hypothesis-profile=deep
 settings.register_profile("default", deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])

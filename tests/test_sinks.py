@@ -210,7 +210,7 @@ def test_a_resumed_run_hides_what_it_writes_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "tracking", "remedy"),
     [
-        ("tensorboardX", Tracking(), r"pip install 'memorywalker\[track\]', or set tracking\.tensorboard=false"),
+        ("tensorboardX", Tracking(), r"pip install 'memorywalker\[train\]', or set tracking\.tensorboard=false"),
         ("wandb", Tracking(tensorboard=False, wandb=Wandb(mode="offline")), "pip install wandb"),
     ],
 )

@@ -113,6 +113,7 @@ def _started(
         interrupts.ignore()  # cleaning up takes some seconds
         ledger.look()  # what Ray started can be found only as long as Ray runs
         ray.shutdown()
+        interrupts.ignore()  # Ray may have put its handlers back
         ledger.end()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ def batch(rewards: tuple[float | None, ...], statuses: tuple[str, ...] = ()) -> 
     return made
 
 
-def args_of(method: Method, **settings: object) -> Namespace:
-    return Namespace(memorywalker=carry(Cell(method=method, **settings)))  # type: ignore[arg-type]
+def args_of(method: Method, **settings: Any) -> Namespace:
+    return Namespace(memorywalker=carry(Cell(method=method, **settings)))
 
 
 @pytest.mark.parametrize("method", [LogitTree(), Mask4d(), Mask4d(packing="replicated")], ids=lambda m: str(m)[:40])

@@ -31,13 +31,20 @@ from tests.megatron.conftest import Truth
 
 ITERATIONS, STEPS = 2, 2
 OBJECTIVE = Objective(kl=0.1, entropy=0.05)
-SETTINGS = {"steps": STEPS, "iterations": ITERATIONS, "lr": 3e-3, "lr_warmup": 3, "clip_grad": 5.0, "weight_decay": 0.1}
+SETTINGS: dict[str, Any] = {
+    "steps": STEPS,
+    "iterations": ITERATIONS,
+    "lr": 3e-3,
+    "lr_warmup": 3,
+    "clip_grad": 5.0,
+    "weight_decay": 0.1,
+}
 SPLITS = {
-    "one": Trainer(**SETTINGS, batch_tokens=90),  # type: ignore[arg-type]  # numbers of both kinds
-    "tp2+sp": Trainer(**SETTINGS, tp=2, sp=True),  # type: ignore[arg-type]
-    "pp2xdp2": Trainer(**SETTINGS, pp=2, dp=2, batch_tokens=60),  # type: ignore[arg-type]
-    "pp3": Trainer(**SETTINGS, pp=3),  # type: ignore[arg-type]  # four layers: 1, 1 and 2
-    "cp2": Trainer(**SETTINGS, cp=2),  # type: ignore[arg-type]
+    "one": Trainer(**SETTINGS, batch_tokens=90),
+    "tp2+sp": Trainer(**SETTINGS, tp=2, sp=True),
+    "pp2xdp2": Trainer(**SETTINGS, pp=2, dp=2, batch_tokens=60),
+    "pp3": Trainer(**SETTINGS, pp=3),  # four layers: 1, 1 and 2
+    "cp2": Trainer(**SETTINGS, cp=2),
 }
 
 

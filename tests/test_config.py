@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from slime_plugin.bridge.editors import EDITORS
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import Frozen, load_config, parse_yaml, to_yaml
-from slime_plugin.config.harness import AgentFold
+from slime_plugin.config.harness import BLACK_BOXES, AgentFold
 from slime_plugin.config.method import Mask4d, Sdcc
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.tools import DashScope, Search, Visit
@@ -27,7 +27,12 @@ from tests.conftest import ROOT
 CONFIGS = ROOT / "configs"
 SHIPPED = sorted(CONFIGS.rglob("*.yaml"))
 SMALL = [CONFIGS / "quickstart.yaml", *sorted((CONFIGS / "small_world").glob("*.yaml"))]
-CELLS = [f"{editor}-{method}" for editor in EDITORS if editor != "search_r1" for method in METHODS] + ["search_r1"]
+CELLS = [
+    *(f"{editor}-{method}" for editor in EDITORS if editor not in ("search_r1", *BLACK_BOXES) for method in METHODS),
+    *(f"{harness}-{method}" for harness in BLACK_BOXES for method in ("logittree", "sdcc")),
+    "search_r1",
+]
+NODES = ("1", "2", "4", "32")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -47,8 +52,8 @@ def test_files_are_named_after_their_switches() -> None:
 
 
 def test_there_is_one_per_method_editor_and_cell() -> None:
-    assert len(CELLS) == 16
-    for folder, names in (("methods", METHODS), ("small_world", EDITORS), ("cells", CELLS)):
+    assert len(CELLS) == 20
+    for folder, names in (("methods", METHODS), ("small_world", EDITORS), ("cells", CELLS), ("nodes", NODES)):
         assert sorted(path.name for path in (CONFIGS / folder).iterdir()) == sorted(f"{name}.yaml" for name in names)
 
 
@@ -62,16 +67,35 @@ def test_the_cells_have_the_settings_of_the_paper(name: str) -> None:
     assert (trainer.weight_decay, trainer.clip_grad, cell.std) == (0.01, 1.0, True)
     assert (objective.clip_low, objective.clip_high, objective.kl, objective.entropy) == (0.2, 0.28, 0.001, 0.0)
     assert (rollout.turns, rollout.temperature, rollout.top_p, rollout.top_k) == (30, 1.0, 1.0, None)
-    search, visit = cell.tools
-    assert isinstance(search, Search)
-    assert (search.top_k, search.backend) == (3, DashScope())
-    assert visit == Visit()
+    assert cell.evaluation.questions == Path("data/dev.jsonl")
+    if cell.harness.type in BLACK_BOXES:
+        assert cell.tools == (), "it brings its own"
+    else:
+        search, visit = cell.tools
+        assert isinstance(search, Search)
+        assert (search.top_k, search.backend) == (3, DashScope())
+        assert visit == Visit()
     if isinstance(cell.harness, AgentFold):
         assert cell.harness.threshold == 3000
     if isinstance(cell.method, Sdcc):
         assert (cell.method.weight, cell.method.warmup) == (0.1, 0.2)
     for key in ("lr", "samples", "temperature", "clip", "kl"):  # what is the default is not repeated
         assert f"{key}:" not in (CONFIGS / "cells" / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_number_of_nodes_changes_sizes_only(nodes: str) -> None:
+    """With any cell: what is learnt from a rollout is as in the paper; only 32 nodes ask more questions at once."""
+    for name in CELLS:
+        path = CONFIGS / "cells" / f"{name}.yaml"
+        cell, alone = load_cell(path, (), [CONFIGS / "nodes" / f"{nodes}.yaml"]), load_config(path, Cell)
+        assert cell.cluster.nodes == int(nodes)
+        assert cell.trainer.prompts == (64 if nodes == "32" else 4)
+        same = {"trainer": alone.trainer, "cluster": alone.cluster, "rollout": alone.rollout}
+        assert cell.model_copy(update=same) == alone
+        sizes = {"prompts": alone.trainer.prompts, "tp": alone.trainer.tp}
+        assert cell.trainer.model_copy(update=sizes) == alone.trainer
+        assert cell.rollout.model_copy(update={"concurrency": alone.rollout.concurrency}) == alone.rollout
 
 
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
@@ -255,7 +279,7 @@ def test_what_is_commented_out_in_the_reference_can_be_put_in_force() -> None:
         values = value if isinstance(value, list) else [value]
         tags |= {f"{name}: {item.get('type')}" for item in values}
     assert tags == {
-        *(f"harness: {name}" for name in ("tc_rag", "agentfold", "memexrl", "package.module:Name")),
+        *(f"harness: {name}" for name in ("tc_rag", "agentfold", "memexrl", *BLACK_BOXES, "package.module:Name")),
         *(f"method: {name}" for name in ("naive_compressed", "naive_full", "logittree", "sdcc")),
         *(f"tools: {name}" for name in ("search", "visit", "package.module:Name")),
         *(f"backend: {name}" for name in ("bm25", "http")),
@@ -347,4 +371,4 @@ def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_training(load_config(tmp_path / "cell.yaml", Cell))
     keys = [line.partition(":")[0] for line in str(caught.value).splitlines()]
-    assert keys == ["rollout.questions", "trainer.steps", "rollout.temperature", "model"]
+    assert keys == ["rollout.questions", "model", "trainer.steps", "rollout.temperature"]

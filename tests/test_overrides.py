@@ -144,7 +144,11 @@ def test_an_import_path_is_a_type(path: Path) -> None:
         ("trainer.tpp=2", "command line: trainer.tpp: unknown key; use 'tp'"),
         ("tp=2", "command line: tp: unknown key; use 'trainer.tp'"),
         ("trianer.tp=2", "command line: trianer.tp=2: trianer: unknown key; use 'trainer'"),
-        ("trainer.temperature=1", "command line: trainer.temperature: unknown key; use 'rollout.temperature'"),
+        (
+            "trainer.temperature=1",
+            "command line: trainer.temperature: unknown key; "
+            "use one of 'rollout.temperature', 'evaluation.temperature'",
+        ),
         ("trainer.warmup=3", "command line: trainer.warmup: unknown key; use 'lr_warmup'"),
         ("harness.empty=x", "command line: harness.empty: unknown key; it belongs to type tc_rag"),
         ("harness=tc_rg", "command line: harness.type: there is no 'tc_rg'; use 'tc_rag'"),

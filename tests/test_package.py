@@ -52,7 +52,7 @@ def test_commands_in_the_documentation_print_what_it_says(
 
 
 def test_the_documentation_shows_commands() -> None:
-    assert {command.split()[1] for _, command, _ in shown_commands()} == {"record", "layout"}
+    assert {command.split()[1] for _, command, _ in shown_commands()} == {"record", "layout", "plan"}
 
 
 def test_the_python_in_the_readme_runs(

@@ -12,6 +12,14 @@ from slime_plugin.config.reference import reference as reference_of_all_keys
 
 CONFIG = click.argument("config", type=click.Path(path_type=Path, dir_okay=False), metavar="CONFIG")
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+FURTHER = click.option(
+    "--with",
+    "further",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+    help="A file whose settings replace those of CONFIG, such as configs/nodes/4.yaml; may be repeated.",
+)
 
 
 @click.group()
@@ -22,13 +30,14 @@ def config() -> None:
 @config.command()
 @CONFIG
 @OVERRIDES
-def show(config: Path, overrides: tuple[str, ...]) -> None:
+@FURTHER
+def show(config: Path, overrides: tuple[str, ...], further: tuple[Path, ...]) -> None:
     """Print a configuration with all its defaults.
 
     Settings on the command line replace those of the file: method=sdcc trainer.tp=2 rollout.turns=12. A word alone
     chooses the type of a block. What is printed is a configuration itself.
     """
-    cell = load_cell(config, overrides)
+    cell = load_cell(config, overrides, further)
     click.echo(to_yaml(cell.model_dump(mode="json")), nl=False)
 
 

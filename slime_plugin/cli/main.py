@@ -14,6 +14,8 @@ from slime_plugin.errors import MemoryWalkerError
 
 COMMANDS = {
     "train": ("slime_plugin.cli.train:train", "Train a policy on this machine: rollouts, updates, checkpoints."),
+    "slime-args": ("slime_plugin.cli.slime_args:slime_args", "Turn a configuration into slime's command line."),
+    "plan": ("slime_plugin.cli.plan:plan", "Work out memory, tokens and time per GPU of a job, on paper."),
     "record": ("slime_plugin.cli.record:record", "Check, draw and summarise the records of rollouts."),
     "layout": ("slime_plugin.cli.layout:layout", "Show what a method would train on, given a record."),
     "score": ("slime_plugin.cli.score:score", "Compare the trainer's log-probabilities with those of the rollout."),

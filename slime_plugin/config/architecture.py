@@ -57,6 +57,21 @@ class Architecture:
             tied=config.get("tie_word_embeddings") is True,
         )
 
+    @classmethod
+    def of(cls, folder: Path) -> Architecture:
+        """Of a checkpoint; if it is not on this machine, of the published model that the folder is named after."""
+        if folder.is_dir() or folder.name not in PUBLISHED:
+            return cls.read(folder)
+        return PUBLISHED[folder.name]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has."""
+        attention = self.hidden * self.head_size * 2 * (self.heads + self.groups) + 2 * self.head_size
+        layer = attention + 3 * self.hidden * self.feed_forward + 2 * self.hidden
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * layer + embeddings + self.hidden
+
     def check_split(self, parallel: Parallelism) -> None:
         """Refuse ranks that heads cannot be dealt out to evenly, or layers not at all."""
         for what, number, ranks, size in (
@@ -70,6 +85,8 @@ class Architecture:
                 f"num_hidden_layers is {self.layers}, too few for {parallel.pp} pipeline stages; choose at most "
                 f"{self.layers}"
             )
+        if parallel.vpp > 1:
+            check_divides("num_hidden_layers", self.layers, "virtual pipeline", parallel.pp * parallel.vpp)
 
     def last_stage(self, stages: int) -> int | None:
         """Layers of the last pipeline stage, if it has another number of them than the others; else None.
@@ -84,6 +101,33 @@ class Architecture:
     def padded_vocabulary(self, tp: int) -> int:
         """The vocabulary with as few unused rows as make it divide over the tensor-parallel ranks."""
         return -(-self.vocabulary // tp) * tp
+
+
+def _published(hidden: int, layers: int, heads: int, feed_forward: int, *, tied: bool) -> Architecture:
+    return Architecture(
+        vocabulary=151_936,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        groups=8,
+        head_size=128,
+        feed_forward=feed_forward,
+        norm_epsilon=1e-6,
+        rotary_base=1e6,
+        max_positions=40_960,
+        tied=tied,
+    )
+
+
+PUBLISHED = {
+    "Qwen3-0.6B": _published(1024, 28, 16, 3072, tied=True),
+    "Qwen3-1.7B": _published(2048, 28, 16, 6144, tied=True),
+    "Qwen3-4B": _published(2560, 36, 32, 9728, tied=True),
+    "Qwen3-8B": _published(4096, 36, 32, 12288, tied=False),
+    "Qwen3-14B": _published(5120, 40, 40, 17408, tied=False),
+    "Qwen3-32B": _published(5120, 64, 64, 25600, tied=False),
+}
+"""The dense Qwen3 models, so that a job can be planned where their weights are not."""
 
 
 def check_divides(what: str, number: int, ranks: str, size: int) -> None:

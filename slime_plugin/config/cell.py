@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slime_plugin.config.cluster import Cluster
+from slime_plugin.config.evaluation import Evaluation
 from slime_plugin.config.frozen import File, Frozen
 from slime_plugin.config.harness import Harness, SearchR1
 from slime_plugin.config.method import Mask4d, Method
@@ -38,5 +40,9 @@ class Cell(Frozen):
     """Divide advantages by the standard deviation of their group."""
     trainer: Trainer = Trainer()
     """How the policy is updated, and how the work is split over ranks."""
+    evaluation: Evaluation = Evaluation()
+    """How well the policy does meanwhile, on other questions."""
     tracking: Tracking = Tracking()
     """Where metrics go."""
+    cluster: Cluster = Cluster()
+    """Where slime runs it."""

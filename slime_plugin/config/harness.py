@@ -57,6 +57,22 @@ class MemexRL(Frozen):
     """What the policy is told after an offload, beyond the stub; with an empty text it is told nothing."""
 
 
+class ClaudeCode(Frozen):
+    """A black box: Claude Code as it is deployed. What it does to its context is recovered from what it sends."""
+
+    type: Literal["claude_code"] = "claude_code"
+
+
+class OpenCode(Frozen):
+    """A black box: OpenCode as it is deployed. What it does to its context is recovered from what it sends."""
+
+    type: Literal["opencode"] = "opencode"
+
+
+BLACK_BOXES = ("claude_code", "opencode")
+"""Harnesses that run outside and are served as if we were their model provider; they expose no spans."""
+
+
 class CustomEditor(Custom):
     """A subclass of ``slime_plugin.bridge.editors.Editor`` of your own; ``docs/extend.md`` walks through one."""
 
@@ -66,6 +82,8 @@ Harness = Annotated[
     | Annotated[TcRag, Tag("tc_rag")]
     | Annotated[AgentFold, Tag("agentfold")]
     | Annotated[MemexRL, Tag("memexrl")]
+    | Annotated[ClaudeCode, Tag("claude_code")]
+    | Annotated[OpenCode, Tag("opencode")]
     | Annotated[CustomEditor, Tag(CUSTOM)],
     Discriminator(type_of),
 ]

@@ -21,9 +21,27 @@ from slime_plugin.errors import ConfigError
 WHERE = "command line"
 
 
-def load_cell(path: str | Path, overrides: Sequence[str] = ()) -> Cell:
-    """The cell in a YAML file, with some of its settings given anew."""
-    return parse_cell(read_yaml(path), overrides, str(path))
+def load_cell(path: str | Path, overrides: Sequence[str] = (), further: Sequence[str | Path] = ()) -> Cell:
+    """The cell in a YAML file, with some of its settings given anew: by further files, and then one by one."""
+    value = read_yaml(path)
+    for other in further:
+        value = merged(value, read_yaml(other))
+    where = " with ".join(map(str, (path, *further)))
+    return parse_cell(value, overrides, where)
+
+
+def merged(value: Any, other: Any) -> Any:
+    """Settings of two files, where those of the other count; a block of another type takes the place of the first.
+
+    >>> merged({"trainer": {"tp": 2, "pp": 1}, "method": {"type": "sdcc", "weight": 0.2}},
+    ...        {"trainer": {"tp": 4}, "method": {"type": "mask4d"}})
+    {'trainer': {'tp': 4, 'pp': 1}, 'method': {'type': 'mask4d'}}
+    """
+    if not isinstance(value, dict) or not isinstance(other, dict):
+        return other
+    if "type" in other and other["type"] != value.get("type"):
+        return other
+    return {**value, **{key: merged(value.get(key), item) for key, item in other.items()}}
 
 
 def parse_cell(value: Any, overrides: Sequence[str], where: str) -> Cell:

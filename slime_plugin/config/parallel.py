@@ -19,11 +19,20 @@ class Parallelism:
     """Context parallelism."""
     sp: bool = False
     """Sequence parallelism, within the tensor-parallel group."""
+    vpp: int = 1
+    """Virtual pipeline stages of each rank."""
 
     def __post_init__(self) -> None:
         if self.sp and self.tp == 1:
             raise ConfigError(
-                "sequence parallelism splits activations over tensor-parallel ranks; with tp 1 leave it off"
+                "sp: sequence parallelism splits activations over tensor-parallel ranks; with tp 1 leave it off"
+            )
+        if self.vpp > 1 and self.pp == 1:
+            raise ConfigError(f"vpp: {self.vpp} virtual stages interleave pipeline stages; with pp 1 leave it at 1")
+        if self.vpp > 1 and self.pp == 2:
+            raise ConfigError(
+                f"vpp: {self.vpp} virtual stages on pp 2: each rank is both neighbours of the other, and Megatron "
+                "mixes up the lengths of what goes forward and what goes back; use pp 3 or more, or vpp 1"
             )
 
     @property
@@ -34,3 +43,8 @@ class Parallelism:
     def multiple(self) -> int:
         """What the tokens of a row have to be a multiple of."""
         return self.cp * (self.tp if self.sp else 1)
+
+    @property
+    def turns(self) -> int:
+        """What the micro-batches of a step have to be a multiple of: virtual stages take turns with so many."""
+        return self.pp if self.vpp > 1 else 1

@@ -38,6 +38,8 @@ class Trainer(Frozen):
     """Tensor-parallel ranks."""
     pp: int = Field(default=1, ge=1)
     """Pipeline stages."""
+    vpp: int = Field(default=1, ge=1)
+    """Virtual stages of each pipeline stage: shorter stages, interleaved, so that ranks wait less."""
     cp: int = Field(default=1, ge=1)
     """Context-parallel ranks."""
     dp: int = Field(default=1, ge=1)
@@ -67,14 +69,14 @@ class Trainer(Frozen):
     @model_validator(mode="after")
     def _split_makes_sense(self) -> Self:
         try:
-            Parallelism(self.tp, self.pp, self.cp, self.sp)
+            _ = self.parallel
         except ConfigError as error:
-            raise ValueError(f"sp: {error}") from None
+            raise ValueError(str(error)) from None
         return self
 
     @property
     def parallel(self) -> Parallelism:
-        return Parallelism(self.tp, self.pp, self.cp, self.sp)
+        return Parallelism(self.tp, self.pp, self.cp, self.sp, self.vpp)
 
     @property
     def ranks(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.cell import Cell
@@ -22,12 +21,23 @@ def check_training(cell: Cell) -> None:
 def training_problems(cell: Cell) -> Iterator[str]:
     """Each with its key, both numbers and the remedy."""
     yield from _missing(cell)
+    architecture = None
+    if cell.model is not None and cell.model.is_dir():
+        try:
+            architecture = Architecture.read(cell.model)
+        except ConfigError as error:
+            yield f"model: {error}"
+    yield from settings_problems(cell, architecture)
+
+
+def settings_problems(cell: Cell, architecture: Architecture | None) -> Iterator[str]:
+    """Those that are the same on every machine."""
     yield from _uneven_steps(cell)
     if isinstance(cell.method, Mask4d) and cell.method.packing == "union":
         yield "method.packing: union is a diagnostic for score and is not exact; use packing trie"
     yield from _off_policy(cell.rollout)
-    if cell.model is not None and cell.model.is_dir():
-        yield from _unfit_model(cell, cell.model)
+    if architecture is not None:
+        yield from _unfit_model(cell, architecture)
 
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:
@@ -52,12 +62,7 @@ def _missing(cell: Cell) -> Iterator[str]:
         yield f"rollout.questions: there is no file {cell.rollout.questions}"
 
 
-def _unfit_model(cell: Cell, folder: Path) -> Iterator[str]:
-    try:
-        architecture = Architecture.read(folder)
-    except ConfigError as error:
-        yield f"model: {error}"
-        return
+def _unfit_model(cell: Cell, architecture: Architecture) -> Iterator[str]:
     try:
         architecture.check_split(cell.trainer.parallel)
     except ConfigError as error:

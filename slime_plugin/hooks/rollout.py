@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_plugin.report.recorded import record_evaluation, record_rollouts, recorded_samples
 from slime_plugin.seam.args import cell_of
-from slime_plugin.seam.rollout import Sample, record_of, reward_of, sessions_of
-from slime_plugin.seam.train_data import as_sampled, convert
+from slime_plugin.seam.rollout import Sample, reward_of, sessions_of
+from slime_plugin.seam.train_data import convert, rewards_and_advantages
 
 
 async def generate(
@@ -23,7 +24,36 @@ async def reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
     return reward_of(sample)
 
 
+def reward_post_process(args: Namespace, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
+    """``--custom-reward-post-process-path``. slime does not call it as long as ours converts samples."""
+    return rewards_and_advantages(samples, cell_of(args))
+
+
 def convert_samples(args: Namespace, samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """``--custom-convert-samples-to-train-data-path``"""
-    records = [as_sampled(record_of(sample), sample.reward) for sample in samples]
-    return convert(records, [sample.index or 0 for sample in samples], cell_of(args))
+    return convert(samples, cell_of(args))
+
+
+def rollout_log(
+    rollout_id: int,
+    args: Namespace,
+    samples: Sequence[Sample],
+    rollout_extra_metrics: dict[str, Any] | None,
+    rollout_time: float,
+) -> bool:
+    """``--custom-rollout-log-function-path``. False: slime logs its own statistics too, with ours among them."""
+    record_rollouts(rollout_id, args, samples, rollout_extra_metrics)
+    return False
+
+
+def evaluation_log(
+    rollout_id: int, args: Namespace, data: Mapping[str, Mapping[str, Any]], extra_metrics: dict[str, Any] | None
+) -> bool:
+    """``--custom-eval-rollout-log-function-path``. False: slime logs its own statistics."""
+    record_evaluation(rollout_id, args, data)
+    return False
+
+
+def replay(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
+    """``--rollout-function-path`` of a job that trains on recorded rollouts."""
+    return recorded_samples(rollout_id, args, data_source)

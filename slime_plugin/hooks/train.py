@@ -11,7 +11,12 @@ from torch import Tensor
 
 from slime_plugin.megatron.model import TreeGPTModel
 from slime_plugin.seam.packed import Batch
-from slime_plugin.seam.training import current
+from slime_plugin.seam.training import current, open_under_slime
+
+
+def init(args: Namespace) -> None:
+    """``--custom-megatron-init-path``"""
+    open_under_slime(args)
 
 
 def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> TreeGPTModel:

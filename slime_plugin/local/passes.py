@@ -8,15 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from slime_plugin.hooks import train as hooks
 from slime_plugin.megatron.parallel import context_group, is_last_stage
-from slime_plugin.megatron.sequence import window_of
 from slime_plugin.megatron.step import run_schedule
 from slime_plugin.megatron.vocabulary import Shard, token_statistics
+from slime_plugin.seam.packed import Share
 from slime_plugin.seam.training import Training
 
 RolloutData = dict[str, Any]
@@ -33,12 +32,14 @@ class Passes:
         self._args = args
         self._training = training
         self._models = models
-        self._cp = context_group(training.groups)
-        self._multiple = training.cell.trainer.parallel.multiple
+        self._share = Share.of(context_group(training.groups))
+        parallel = training.cell.trainer.parallel
+        self._multiple = (parallel.tp if parallel.sp else 1) * (2 if parallel.cp > 1 else 1)
         self._device = next(models[0].parameters()).device
 
     def logprobs(self, data: RolloutData) -> list[Tensor] | None:
-        """[response] of each row, 0 where there is no loss; None on all stages but the last."""
+        """[response] of each row, of which this rank has its share, 0 where there is no loss; None on all stages but
+        the last."""
         with torch.no_grad():
             results = self._run(data, data["micro_batch_indices"], self._keep_logprobs, forward_only=True)
         if not is_last_stage(self._training.groups):
@@ -79,19 +80,22 @@ class Passes:
         return run_schedule(self._models, packed, forward_step, self._training.groups, forward_only=forward_only)
 
     def _pack(self, data: RolloutData, indices: Sequence[int]) -> dict[str, Any]:
-        """A micro-batch in the shape that slime's ``get_batch`` gives it, in contiguous windows."""
+        """A micro-batch in the shape that slime's ``get_batch`` gives it."""
         batch: dict[str, Any] = {
             key: None if data.get(key) is None else [data[key][i] for i in indices] for key in _KEYS
         }
         batch["unconcat_tokens"] = batch["tokens"]
-        stream = torch.cat(batch["tokens"]).to(self._device)
-        bounds = [0, *torch.tensor(batch["total_lengths"]).cumsum(0).tolist()]
-        padding = -len(stream) % self._multiple
+        share, rows = self._share, []
+        for tokens in batch["tokens"]:
+            fill = share.padded(len(tokens)) - len(tokens)
+            rows.append(torch.nn.functional.pad(tokens, (0, fill))[torch.from_numpy(share.held(len(tokens))).long()])
+        lengths = [len(row) for row in rows]
+        padding = -sum(lengths) % self._multiple
         if padding:
-            stream = torch.cat((stream, stream.new_zeros(padding)))
-            bounds.append(bounds[-1] + padding)
-        low, high = window_of(len(stream), self._cp)
-        batch["tokens"] = stream[None, low:high]
+            rows.append(torch.zeros(padding, dtype=torch.long))
+            lengths.append(padding)
+        batch["tokens"] = torch.cat(rows).to(self._device)[None]
+        bounds = [0, *(torch.tensor(lengths).cumsum(0) * share.size).tolist()]
         cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=self._device)
         batch["packed_seq_params"] = PackedSeqParams(
             qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens
@@ -111,11 +115,10 @@ class Passes:
         rows, trained = training.predictions(batch, logits)
         shard = Shard.of(training.architecture.vocabulary, rows.shape[1], training.groups.tp)
         logprobs, _ = token_statistics(rows, trained.tokens, shard)
-        lengths = [int(length) for length in batch["response_lengths"]]
+        sizes = zip(batch["total_lengths"], batch["response_lengths"], strict=True)
+        lengths = [len(self._share.predicted(int(length), int(response))[0]) for length, response in sizes]
         every = logprobs.new_zeros(sum(lengths))
         every[trained.response] = logprobs
-        if self._cp is not None:
-            dist.all_reduce(every, group=self._cp)
         nothing = logprobs.new_zeros(())
         return nothing, torch.ones((), dtype=torch.int, device=rows.device), list(torch.split(every, lengths))
 

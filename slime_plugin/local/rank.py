@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from slime_plugin.config.architecture import Architecture
@@ -20,12 +22,14 @@ from slime_plugin.local.passes import Passes, RolloutData
 from slime_plugin.megatron.architecture import transformer_config
 from slime_plugin.megatron.diagnostics import add_sums, drift_sums
 from slime_plugin.megatron.loss import SUM_KEYS
-from slime_plugin.megatron.parallel import is_first_stage, is_last_stage, start_groups
+from slime_plugin.megatron.model import TreeGPTModel
+from slime_plugin.megatron.parallel import context_group, is_first_stage, is_last_stage, start_groups
 from slime_plugin.megatron.score import DTYPES
 from slime_plugin.megatron.step import wrap_for_training
 from slime_plugin.megatron.teacher import MovingAverage, Snapshot
 from slime_plugin.megatron.weights import load_weights, save_weights
 from slime_plugin.seam.args import cell_of
+from slime_plugin.seam.packed import Share
 from slime_plugin.seam.training import open_training
 
 
@@ -47,9 +51,9 @@ class Rank:
                 Architecture.read(cell.model), self._trainer.parallel, dtype, recompute=self._trainer.recompute
             ),
         )
-        model = hooks.model_provider(is_first_stage(self._groups), is_last_stage(self._groups))
-        load_weights([model], self._training.architecture, cell.model, self._groups)
-        self._models = wrap_for_training(model.config, [model], self._groups)
+        models = provided_models(self._groups, self._trainer.vpp)
+        load_weights(models, self._training.architecture, cell.model, self._groups)
+        self._models = wrap_for_training(models[0].config, models, self._groups)
         self._reference = Snapshot(self._models) if cell.objective.kl else None
         self._optimizer = Optimizer(self._models, self._trainer, self._groups)
         self._passes = Passes(args, self._training, self._models)
@@ -62,9 +66,10 @@ class Rank:
         """All updates of an iteration, in slime's order of calls.
 
         ``steps`` has the sums and the gradient norm of every update, ``drift`` the sums before the first one, both on
-        one rank of each replica's last stage (``tells``), and ``seconds`` what took how long.
+        those ranks of each replica's last stage that add up (``tells``), and ``seconds`` what took how long.
         """
         clock = _Clock()
+        self._keep_own_share(data)
         if self._reference is not None:
             with self._reference.in_place():
                 data["ref_log_probs"] = self._passes.logprobs(data)
@@ -72,21 +77,45 @@ class Rank:
         data["log_probs"] = self._passes.logprobs(data)
         clock.lap("old")
         data["advantages"] = [
-            torch.full((length,), reward)
-            for length, reward in zip(data["response_lengths"], data["rewards"], strict=True)
+            torch.full((len(logged),), reward)
+            for logged, reward in zip(data["rollout_log_probs"], data["rewards"], strict=True)
         ]
         hooks.rollout_data_postprocess(self._args, iteration, data)
         steps = [self._step(iteration, step, data) for step in range(len(data["num_microbatches"]))]
         self._training.settle()
         clock.lap("train")
         groups = self._groups
-        tells = is_last_stage(groups) and groups.tp.rank() == 0 and groups.cp.rank() == 0
+        tells = is_last_stage(groups) and groups.tp.rank() == 0
         return {
             "tells": tells,
             "steps": steps,
-            "drift": _drift(data) if tells else None,
+            "drift": self._drift(data) if tells else None,
             "seconds": clock.laps,
         }
+
+    def _keep_own_share(self, data: RolloutData) -> None:
+        """Of what was logged per response token, a context-parallel rank keeps what its logits predict, as in slime."""
+        data["rollout_log_probs"] = [
+            logged[own] for logged, own in zip(data["rollout_log_probs"], self._own(data), strict=True)
+        ]
+
+    def _own(self, data: RolloutData) -> Iterator[Tensor]:
+        """For each row, which of its response tokens are this rank's."""
+        share = Share.of(context_group(self._groups))
+        for length, response in zip(data["total_lengths"], data["response_lengths"], strict=True):
+            yield torch.from_numpy(share.predicted(length, response)[1]).long()
+
+    def _drift(self, data: RolloutData) -> dict[str, float]:
+        """How far the trainer was from the rollout before the first update: sums, and the largest distance."""
+        rows = zip(data["loss_masks"], data["multimodal_train_inputs"], self._own(data), strict=True)
+        own = [(mask[tokens], inputs["place"][-len(mask) :][tokens]) for mask, inputs, tokens in rows]
+        masks = torch.cat([mask for mask, _ in own]).bool()
+        places = torch.cat([place for _, place in own])[masks]
+        trained = torch.cat(data["log_probs"]).cpu()[masks]
+        rolled_out = torch.cat(data["rollout_log_probs"])[masks]
+        sums: dict[str, Tensor] = drift_sums(trained, rolled_out, places)
+        largest = float((trained - rolled_out).abs().max()) if len(trained) else 0.0
+        return {**{key: float(value) for key, value in sums.items()}, "max": largest}
 
     def _step(self, iteration: int, step: int, data: RolloutData) -> dict[str, Any]:
         for model in self._models:
@@ -156,6 +185,18 @@ class Rank:
         set_rng_state(state["rng"])
 
 
+def provided_models(groups: ProcessGroupCollection, virtual: int = 1) -> list[TreeGPTModel]:
+    """What the model provider gives a rank: one model, or one for each of its virtual stages."""
+    if virtual == 1:
+        return [hooks.model_provider(is_first_stage(groups), is_last_stage(groups))]
+    return [
+        hooks.model_provider(
+            is_first_stage(groups) and stage == 0, is_last_stage(groups) and stage == virtual - 1, vp_stage=stage
+        )
+        for stage in range(virtual)
+    ]
+
+
 class RankActor:
     """A rank as a Ray actor."""
 
@@ -213,20 +254,6 @@ class _Clock:
         now = time.perf_counter()
         self.laps[name] = now - self._last
         self._last = now
-
-
-def _drift(data: RolloutData) -> dict[str, float]:
-    """How far the trainer was from the rollout before the first update: sums, and the largest distance."""
-    masks = torch.cat(data["loss_masks"]).bool()
-    trained = torch.cat(data["log_probs"]).cpu()[masks]
-    rolled_out = torch.cat(data["rollout_log_probs"])[masks]
-    places = [
-        inputs["place"][-length:]
-        for inputs, length in zip(data["multimodal_train_inputs"], data["response_lengths"], strict=True)
-    ]
-    sums: dict[str, Tensor] = drift_sums(trained, rolled_out, torch.cat(places)[masks])
-    largest = float((trained - rolled_out).abs().max()) if len(trained) else 0.0
-    return {**{key: float(value) for key, value in sums.items()}, "max": largest}
 
 
 def redirect(log: Path) -> None:

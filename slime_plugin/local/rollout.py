@@ -11,13 +11,10 @@ import logging
 import os
 import time
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-import numpy as np
 
 from slime_plugin.bridge.questions import ATTEMPT, read_questions
 from slime_plugin.bridge.run import DONE
@@ -32,9 +29,7 @@ from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.report.folder import RunFolder
 from slime_plugin.seam.args import cell_of
 from slime_plugin.seam.rollout import NUMBER, put_record, record_of
-from slime_plugin.seam.train_data import lay_out_batch
-from slime_plugin.tree import Trajectory, count
-from slime_plugin.tree.counts import compression_of
+from slime_plugin.seam.statistics import statistics
 
 WATCH = 0.5
 """Seconds between two looks at whether the engine still runs."""
@@ -83,9 +78,13 @@ class Rollouts:
         trainer = self._cell.trainer
         data = hooks.convert_samples(self._args, samples)
         parts = split_batch(
-            data, replicas=trainer.dp, steps=trainer.steps, batch_tokens=trainer.batch_tokens * trainer.cp
+            data,
+            replicas=trainer.dp,
+            steps=trainer.steps,
+            batch_tokens=trainer.batch_tokens * trainer.cp,
+            multiple=trainer.parallel.turns,
         )
-        told = self._tell([record_of(sample) for sample in samples])
+        told = statistics([record_of(sample) for sample in samples], self._cell)
         seconds = {"generate": sampled - begun, "convert": time.perf_counter() - sampled}
         return parts, {**told, "seconds": seconds}
 
@@ -161,38 +160,6 @@ class Rollouts:
             samples.append(sample)
         self._done = self._total = len(samples)
         return samples
-
-    def _tell(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What edits did to the rollouts, and what the method makes of them: see docs/training.md."""
-        counts = [count(Trajectory.of(record)) for record in records]
-        compression = compression_of(counts)
-        layouts = [rollout.layout for rollout in lay_out_batch(records, range(len(records)), self._cell)]
-        rewards = [float(record.meta.reward) for record in records if record.meta.reward is not None]
-        evictions = [size for of_record in counts for size in of_record.E]
-        tape, branches, trie = (sum(getattr(c, key) for c in counts) for key in ("L", "branch_tokens", "trie_tokens"))
-        return {
-            "rollouts": len(records),
-            "statuses": dict(Counter(record.meta.status for record in records)),
-            "reward": float(np.mean(rewards)) if rewards else None,
-            "reward_std": float(np.std(rewards)) if rewards else None,
-            **{key: float(np.mean([getattr(c, key) for c in counts])) for key in ("K", "D", "L", "C", "R")},
-            "E": float(np.mean(evictions)) if evictions else None,
-            "edits": dict(Counter(edit.kind for record in records for edit in record.edits)),
-            "frequency": compression.frequency,
-            "depth": compression.depth,
-            "eviction_density": sum(c.evicted for c in counts) / tape,
-            "branch_tokens": branches,
-            "trie_tokens": trie,
-            "trie_ratio": trie / branches if branches else None,
-            "compressed_tokens": sum(c.C for c in counts),
-            "sampled": sum(c.R for c in counts),
-            "trained": sum(layout.trained for layout in layouts),
-            "off_context": sum(layout.off_context or 0 for layout in layouts),
-            "lost": dict(sum((Counter(layout.lost) for layout in layouts), Counter())),
-            "tokens": sum(layout.tokens for layout in layouts),
-            "teacher_tokens": sum(layout.teacher_tokens for layout in layouts),
-            "turns": sum(len(record.meta.extra.get("turns", ())) for record in records),
-        }
 
 
 def _begun(path: Path) -> dict[str, list[Record]]:

@@ -29,6 +29,8 @@ class Sample:
     loss_mask: list[int] | None = None
     rollout_log_probs: list[float] | None = None
     reward: Any = None
+    remove_sample: bool = False
+    """Set by a filter of the user's: not to be trained."""
     weight_versions: list[str] = field(default_factory=list)
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -21,8 +21,10 @@ TrainData = dict[str, list[Any]]
 _DTYPES = {"tokens": torch.long, "loss_masks": torch.int, "rollout_log_probs": torch.float32}
 
 
-def split_batch(data: TrainData, *, replicas: int, steps: int, batch_tokens: int) -> list[dict[str, Any]]:
-    """What each replica trains on, with slime's keys."""
+def split_batch(
+    data: TrainData, *, replicas: int, steps: int, batch_tokens: int, multiple: int = 1
+) -> list[dict[str, Any]]:
+    """What each replica trains on, with slime's keys. ``multiple`` is what its micro-batches per step come in."""
     data = {key: list(values) for key, values in data.items()}
     rollouts = list(dict.fromkeys(data["rollout_ids"]))
     if len(rollouts) % steps:
@@ -36,7 +38,7 @@ def split_batch(data: TrainData, *, replicas: int, steps: int, batch_tokens: int
     for step in range(steps):
         rows = [row for row, rollout in enumerate(data["rollout_ids"]) if step_of[rollout] == step]
         batches = _pack(rows, [len(tokens) for tokens in data["tokens"]], batch_tokens)
-        _make_divisible(batches, replicas, data)
+        _make_divisible(batches, replicas * multiple, data)
         for number, part in enumerate(parts):
             mine = batches[number::replicas]
             part["num_microbatches"].append(len(mine))
@@ -65,9 +67,9 @@ def _pack(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list
     return sorted(batches, key=lambda batch: -sum(lengths[row] for row in batch))
 
 
-def _make_divisible(batches: list[list[int]], replicas: int, data: TrainData) -> None:
+def _make_divisible(batches: list[list[int]], multiple: int, data: TrainData) -> None:
     """Split the batches with most rows until every replica gets as many; then fill up with idle rows."""
-    while len(batches) % replicas:
+    while len(batches) % multiple:
         largest = max(batches, key=len)
         if len(largest) > 1:
             half = len(largest) // 2
@@ -92,6 +94,7 @@ def _add_idle_row(data: TrainData, like: int) -> int:
         row["multimodal_train_inputs"]["leaf"] = np.full(2, -1, dtype=np.int32)
     if "parent" in row["multimodal_train_inputs"]:
         row["multimodal_train_inputs"]["parent"] = np.array([-1, 0], dtype=np.int32)
+        row["multimodal_train_inputs"]["length"] = np.array([2], dtype=np.int32)
     for key, value in row.items():
         data[key].append(value)
     return len(data["tokens"]) - 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_plugin.megatron.diagnostics import DRIFT_KEYS, means
-from slime_plugin.megatron.objective import POLICY_KEYS
+from slime_plugin.megatron.loss import ROLLOUT_KEYS
 from slime_plugin.tree.places import PLACES
 
 _STEP_MEANS = (
@@ -28,7 +28,7 @@ def step_lines(iteration: int, steps: int, results: Sequence[Mapping[str, Any]])
             "step": iteration * steps + number,
             "time": time.time(),
             # Already means over the tokens of each rollout; over the rollouts of the step they become so here.
-            **{key: sums[key] / result["rollouts"] for key in ("loss", *POLICY_KEYS)},
+            **{key: sums[key] / result["rollouts"] for key in ROLLOUT_KEYS},
             **{key: result[key] for key in ("grad_norm", "lr", "sdcc_weight", "sdcc_off")},
             **{key: average[key] for key in _STEP_MEANS},
         }

@@ -37,6 +37,7 @@ def transformer_config(
         attention_dropout=0.0,
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
+        virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         num_layers_in_last_pipeline_stage=architecture.last_stage(parallel.pp),
         context_parallel_size=parallel.cp,
         sequence_parallel=parallel.sp,

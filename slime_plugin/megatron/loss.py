@@ -21,7 +21,9 @@ from slime_plugin.megatron.teacher import TeacherStates
 from slime_plugin.megatron.vocabulary import Shard, forward_kl, statistics_dtype, token_statistics
 from slime_plugin.methods import Credit
 
-SUM_KEYS = ("loss", *POLICY_KEYS, *DRIFT_KEYS, *LEAF_KEYS)
+ROLLOUT_KEYS = ("loss", "drift", *POLICY_KEYS)
+"""Sums over rollouts of means over their tokens: over the rollouts of a step they are means, in slime's log too."""
+SUM_KEYS = (*ROLLOUT_KEYS, *DRIFT_KEYS, *LEAF_KEYS)
 """Of what the loss returns besides itself, in this order, whatever the method and the micro-batch."""
 
 
@@ -94,8 +96,9 @@ def update_loss(
     if leaves is not None and len(leaves.rows):
         divergence = forward_kl(logits[leaves.rows], leaves.hidden, leaves.weight, shard, top_k=leaves.top_k)
         loss = loss + leaves.coefficient * (targets.weight[leaves.rows] * divergence.kl).sum()
+    apart = (targets.weight * (logprobs.detach() - logged).abs()).sum()
     drift = drift_sums(logprobs, logged, places)
-    return loss, {"loss": loss.detach(), **sums, **drift, **leaf_sums(divergence, loss.device)}
+    return loss, {"loss": loss.detach(), "drift": apart, **sums, **drift, **leaf_sums(divergence, loss.device)}
 
 
 @dataclass(frozen=True, slots=True)

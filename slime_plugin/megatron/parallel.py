@@ -24,6 +24,7 @@ def start_groups(parallel: Parallelism) -> ProcessGroupCollection:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
+        virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         context_parallel_size=parallel.cp,
         create_gloo_process_groups=not torch.cuda.is_available(),
     )

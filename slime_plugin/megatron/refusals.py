@@ -39,12 +39,3 @@ def check_model(config: TransformerConfig, groups: ProcessGroupCollection) -> No
     check_divides("num_query_groups", config.num_query_groups, "tensor-parallel", groups.tp.size())
     if config.num_layers_in_first_pipeline_stage is None and config.num_layers_in_last_pipeline_stage is None:
         check_divides("num_layers", config.num_layers, "pipeline-parallel", groups.pp.size())
-
-
-def check_context_layout(context_parallel: int, contiguous: bool) -> None:
-    """Context parallelism splits a tree into contiguous windows; the zigzag of stock Megatron reorders it."""
-    if context_parallel > 1 and not contiguous:
-        raise ConfigError(
-            f"context parallelism over {context_parallel} ranks in zigzag order would give tokens the neighbours of "
-            "another window; use the contiguous layout (slime: --allgather-cp)"
-        )

@@ -45,6 +45,7 @@ def tree_sequence(
     device: torch.device | str = "cpu",
     cp_group: dist.ProcessGroup | None = None,
     predict: IntArray | None = None,
+    order: IntArray | None = None,
     project: bool = True,
     position: IntArray | None = None,
     visible: BoolArray | None = None,
@@ -52,8 +53,9 @@ def tree_sequence(
     """The carrier of a row, for the window of it that is this rank's.
 
     By default the head gets a row per token, arranged so that row ``i - 1`` predicts token ``i``: the hidden state of
-    token ``i``'s *parent* is put there. Any next-token loss then works on a tree unchanged. ``predict`` names tokens
-    instead: the head gets the rows that predict those, and nothing else.
+    token ``i``'s *parent* is put there. Any next-token loss then works on a tree unchanged. ``order`` names the places
+    of the row that this rank's head gets, in place of its window. ``predict`` names tokens instead: the head gets the
+    rows that predict those, and nothing else.
     """
     tokens = len(parent)
     window = window_of(tokens, cp_group)
@@ -65,7 +67,7 @@ def tree_sequence(
     low, high = window
     size = high - low
     bounds = torch.tensor([0, size], dtype=torch.int32, device=device)
-    rows = _rows_by_successor(parent, window) if predict is None else _rows_by_token(parent, predict)
+    rows = _rows_by_token(parent, predict) if predict is not None else _rows_by_successor(parent, window, order)
     return TreeSequence(
         qkv_format="thd",
         cu_seqlens_q=bounds,
@@ -91,7 +93,7 @@ def window_of(tokens: int, group: dist.ProcessGroup | None) -> Span:
     return (group.rank() * share, (group.rank() + 1) * share)
 
 
-def _rows_by_successor(parent: IntArray, window: Span) -> IntArray | None:
+def _rows_by_successor(parent: IntArray, window: Span, order: IntArray | None) -> IntArray | None:
     """[window] the parent of the next token, or the row itself where the next token is a root or there is none.
 
     None if that is everywhere the row itself, on every rank: packed plain sequences need no gather.
@@ -99,6 +101,8 @@ def _rows_by_successor(parent: IntArray, window: Span) -> IntArray | None:
     rows = np.arange(len(parent), dtype=np.int32)
     follows = np.flatnonzero(parent[1:] >= 0)
     rows[follows] = parent[1:][follows]
+    if order is not None:
+        return rows[order]
     if np.array_equal(rows, np.arange(len(parent))):
         return None
     return rows[window[0] : window[1]]

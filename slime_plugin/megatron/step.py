@@ -23,6 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
+from slime_plugin.errors import LayoutError
 from slime_plugin.megatron.batch import MicroBatch
 from slime_plugin.megatron.parallel import context_group
 from slime_plugin.megatron.sequence import tree_sequence, window_of
@@ -81,7 +82,13 @@ def run(
     are in the models' ``main_grad`` afterwards, summed over all ranks.
     """
     step = _ForwardStep(get_model_config(models[0]), context_group(groups), consume, project)
-    return run_schedule(models, batches, step, groups, forward_only=forward_only)
+    missing = -len(batches) % groups.pp.size() if len(models) > 1 else 0
+    if missing and not forward_only:
+        raise LayoutError(
+            f"{len(batches)} micro-batches cannot be interleaved over {groups.pp.size()} stages; make it a multiple"
+        )
+    filled = [*batches, *[batches[-1]] * missing]  # what virtual stages take turns with has to be a multiple
+    return run_schedule(models, filled, step, groups, forward_only=forward_only)[: len(batches)]
 
 
 def run_schedule(

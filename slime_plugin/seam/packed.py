@@ -1,24 +1,67 @@
-"""slime's packed micro-batch: which logits predict which trained tokens.
+"""slime's packed micro-batch: which tokens a rank holds, and which of its logits predict which trained tokens.
 
 A micro-batch is one stream of T tokens: rows one after the other, then padding. The last ``response_length`` tokens of
 a row are its response, and everything that slime has per token of a response is a list with one tensor per row. The
-logits of the token before (which the model has arranged to be those of the *parent*) predict a token. Under context
-parallelism a rank has the logits of one contiguous window of the stream. Legend: M trained tokens, R response tokens.
+logits of the token before (which the model has arranged to be those of the *parent*) predict a token.
+
+Under context parallelism slime cuts every row into 2 x cp chunks of one length and gives each rank the chunk of its
+number from the front and the one from the back; the last chunks are padded::
+
+    a row of 7 tokens, cp 2:    rank 0  0 1  6 .      rank 1  2 3  4 5
+
+A rank then has the logits of those tokens only, and of whatever slime has per token of a response only what these
+logits predict, in their order. Legend: M trained tokens, R response tokens that this rank's logits predict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from slime_plugin.record.arrays import Span
+from slime_plugin.record.arrays import IntArray
 
 Batch = Mapping[str, Any]
 """What slime's ``get_batch`` gives: lists per row, and the packed stream."""
+
+
+class Share(NamedTuple):
+    """A rank's place in the context-parallel group."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None) -> Share:
+        return cls() if group is None else cls(group.rank(), group.size())
+
+    def padded(self, length: int) -> int:
+        """Tokens of a row on all ranks together."""
+        return length if self.size == 1 else -(-length // (2 * self.size)) * 2 * self.size
+
+    def held(self, length: int) -> IntArray:
+        """Places in a row that the rank holds, in its order; those from ``length`` on are padding.
+
+        >>> Share(0, 2).held(7).tolist(), Share(1, 2).held(7).tolist()
+        ([0, 1, 6, 7], [2, 3, 4, 5])
+        """
+        if self.size == 1:
+            return np.arange(length, dtype=np.int32)
+        chunk = self.padded(length) // (2 * self.size)
+        front, back = self.rank * chunk, (2 * self.size - 1 - self.rank) * chunk
+        step = np.arange(chunk, dtype=np.int32)
+        return np.concatenate((front + step, back + step))
+
+    def predicted(self, length: int, response: int) -> tuple[IntArray, IntArray]:
+        """Which of the tokens held predict a response token, and which response tokens those are: [R] and [R]."""
+        follows = self.held(length) + 1 - (length - response)
+        rows = np.flatnonzero((follows >= 0) & (follows < response)).astype(np.int32)
+        return rows, follows[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +71,31 @@ class Trained:
     logits: Tensor
     """Their rows in this rank's logits."""
     response: Tensor
-    """Their places in the responses, one after the other."""
+    """Their places in what this rank has per token of a response, the rows one after the other."""
     stream: Tensor
-    """Their places in the stream."""
+    """Their places in the stream without padding."""
     tokens: Tensor
     """Their ids."""
     weight: Tensor
     """One over the trained tokens of their rollout."""
 
 
-def trained_tokens(batch: Batch, window: Span, device: torch.device) -> Trained:
-    lengths = torch.as_tensor(batch["total_lengths"], device=device)
-    responses = torch.as_tensor(batch["response_lengths"], device=device)
-    row = torch.repeat_interleave(responses)  # [R] which row
-    # A row's response ends with the row: both are counted from the ends of the rows.
-    from_end = responses.cumsum(0)[row] - torch.arange(len(row), device=device)
-    stream = lengths.cumsum(0)[row] - from_end  # [R]
-    low, high = window
-    mine = joined(batch["loss_masks"], device).bool() & (stream > low) & (stream <= high)
-    response = mine.nonzero()[:, 0]
+def trained_tokens(batch: Batch, share: Share, device: torch.device) -> Trained:
+    parts: list[tuple[IntArray, IntArray]] = []
+    rows_before = stream_before = 0
+    for length, response in zip(batch["total_lengths"], batch["response_lengths"], strict=True):
+        rows, tokens = share.predicted(int(length), int(response))
+        parts.append((rows + rows_before, tokens + stream_before + int(length) - int(response)))
+        rows_before += share.padded(int(length)) // share.size
+        stream_before += int(length)
+    logits, stream = (torch.from_numpy(np.concatenate(part)).long().to(device) for part in zip(*parts, strict=True))
+    row = torch.repeat_interleave(torch.tensor([len(rows) for rows, _ in parts])).to(device)  # [R] of which row
+    masks = _at_the_end(batch["loss_masks"], batch["total_lengths"], device)[stream]
+    response = masks.bool().nonzero()[:, 0]
     stream = stream[response]
     denominators = torch.stack([torch.as_tensor(x, device=device) for x in batch["rollout_mask_sums"]])
     return Trained(
-        logits=stream - 1 - low,
+        logits=logits[response],
         response=response,
         stream=stream,
         tokens=joined(batch["unconcat_tokens"], device)[stream],
@@ -61,3 +106,13 @@ def trained_tokens(batch: Batch, window: Span, device: torch.device) -> Trained:
 def joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """One tensor of what is a list with one tensor per row."""
     return torch.cat([part.to(device) for part in parts])
+
+
+def _at_the_end(parts: Sequence[Tensor], lengths: Sequence[int], device: torch.device) -> Tensor:
+    """One number per token of the stream, from one per token of a response; zero before it."""
+    return torch.cat(
+        [
+            torch.nn.functional.pad(part.to(device), (int(length) - len(part), 0))
+            for part, length in zip(parts, lengths, strict=True)
+        ]
+    )

@@ -7,7 +7,9 @@ counts rollouts where it counts samples.
 from __future__ import annotations
 
 import asyncio
+import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Protocol
@@ -27,6 +29,10 @@ RECORD = "memorywalker_record"
 """Key of the record in a sample's metadata."""
 NUMBER = "sample"
 """Key of the sample's number in a record's meta data."""
+DISCARDED = "discarded"
+"""Key of how many tokens were sampled in attempts that were aborted before this one, in a record's meta data."""
+WATCH = 0.5
+"""Seconds between two looks at whether slime wants its rollouts to end."""
 
 
 class Sample(Protocol):
@@ -42,39 +48,76 @@ class Sample(Protocol):
     loss_mask: list[int] | None
     rollout_log_probs: list[float] | None
     reward: Any
+    remove_sample: bool
     weight_versions: list[str]
     status: Any
     metadata: dict[str, Any]
 
 
 class Sessions:
-    """The harness of a cell and the way to its engine, opened once per process and event loop."""
+    """The harness of a cell and the ways to its engine, opened once per process and event loop."""
 
     def __init__(self, args: Namespace) -> None:
         self._args = args
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._opened: tuple[Harness, SglangEngine] | None = None
+        self._opened: tuple[Harness, Mapping[bool, SglangEngine]] | None = None
+        self._live: set[Session] = set()
+        self._watch: asyncio.Task[None] | None = None
 
     async def generate(self, sample: Sample, evaluation: bool) -> Sample:
-        """The sample, with a rollout in it."""
-        harness, engine = await self._open()
+        """The sample, with a rollout in it. One that slime aborted before begins anew, and what it had is counted."""
+        harness, engines = await self._open()
         question = question_of(sample)
+        before = sample.metadata.get(RECORD)
+        discarded = before.meta.extra.get(DISCARDED, 0) + int(before.generated.sum()) if before is not None else 0
         id = str(sample.metadata.get("rollout_name") or f"{question.id}-{sample.index}")
         seed = session_seed(harness.limits.seed, f"evaluation {id}" if evaluation else id)
-        put_record(sample, numbered(await Session(harness, engine, question, id, seed).run(), sample))
+        session = Session(harness, engines[evaluation], question, id, seed)
+        self._live.add(session)
+        try:
+            record = await session.run()
+        finally:
+            self._live.discard(session)
+        put_record(sample, numbered(record, sample, discarded))
+        sample.response = harness.chat.text(sample.tokens[len(sample.tokens) - sample.response_length :])
+        if sample.reward is None:
+            sample.reward = reward_of(sample)  # slime's statistics want a number, whatever became of the rollout
         return sample
 
-    async def _open(self) -> tuple[Harness, SglangEngine]:
+    async def _open(self) -> tuple[Harness, Mapping[bool, SglangEngine]]:
         async with self._opening:
             if self._opened is None:
                 cell = cell_of(self._args)
                 url = f"http://{self._args.sglang_router_ip}:{self._args.sglang_router_port}"
                 harness = await self._stack.enter_async_context(open_harness(cell))
-                engine = SglangEngine(url, cell.engine, cell.rollout, harness.chat.stop_ids)
-                await self._stack.enter_async_context(engine)
-                self._opened = harness, engine
+                evaluation = cell.rollout.model_copy(
+                    update={key: getattr(cell.evaluation, key) for key in ("temperature", "top_p", "top_k")}
+                )
+                engines = {
+                    evaluating: await self._stack.enter_async_context(
+                        SglangEngine(url, cell.engine, sampling, harness.chat.stop_ids)
+                    )
+                    for evaluating, sampling in ((False, cell.rollout), (True, evaluation))
+                }
+                self._opened = harness, engines
+                self._watch = asyncio.create_task(self._end_when_slime_does())
             return self._opened
+
+    async def _end_when_slime_does(self) -> None:
+        """slime aborts what its engines are sampling and waits for its rollouts. One that is busy with a tool would not
+        notice, and go on for as many turns as it likes."""
+        while True:
+            await asyncio.sleep(WATCH)
+            if aborted_by_slime(self._args):
+                for session in self._live:
+                    session.stop()
+
+
+def aborted_by_slime(args: Namespace) -> bool:
+    """Whether slime, if that is what runs here, has enough rollouts."""
+    module = sys.modules.get("slime.rollout.sglang_rollout")
+    return False if module is None else bool(module.GenerateState(args).aborted)
 
 
 _OPEN: dict[asyncio.AbstractEventLoop, Sessions] = {}
@@ -120,9 +163,10 @@ def put_record(sample: Sample, record: Record) -> None:
         sample.weight_versions = [str(record.meta.weight_version)]
 
 
-def numbered(record: Record, sample: Sample) -> Record:
+def numbered(record: Record, sample: Sample, discarded: int = 0) -> Record:
     """The record with the number of its sample, by which a batch can be put in order again."""
-    return replace(record, meta=replace(record.meta, extra={**record.meta.extra, NUMBER: sample.index}))
+    extra = {**record.meta.extra, NUMBER: sample.index, **({DISCARDED: discarded} if discarded else {})}
+    return replace(record, meta=replace(record.meta, extra=extra))
 
 
 def record_of(sample: Sample) -> Record:

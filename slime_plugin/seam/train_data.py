@@ -3,7 +3,7 @@
 Whatever a row has per token beside slime's own fields rides in ``multimodal_train_inputs``, which slime concatenates
 along a micro-batch and hands to the model and to the loss:
 
-``parent``   index of the token it follows, within its row; only for trees
+``parent``   index of the token it follows, within its row, and ``length``, how many those are; only for trees
 ``place``    what happened last before the token was sampled (:mod:`slime_plugin.tree.places`)
 ``rollout``, ``leaf``   number of its rollout, and which diverging leaf of it the token is, or -1; only for SDCC
 
@@ -29,6 +29,7 @@ from slime_plugin.methods import Layout, Row, lay_out
 from slime_plugin.methods.credit import LEFT_OUT, group_advantages
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import IntArray
+from slime_plugin.seam.rollout import Sample, record_of
 from slime_plugin.tree import Trajectory
 from slime_plugin.tree.places import places_of
 
@@ -46,27 +47,43 @@ class Rollout:
     advantage: float
 
 
-def convert(records: Sequence[Record], numbers: Sequence[int], cell: Cell) -> dict[str, list[Any]]:
-    """slime's train data for a batch of rollouts, of which groups are complete."""
+def convert(samples: Sequence[Sample], cell: Cell) -> dict[str, list[Any]]:
+    """slime's train data for the samples of a batch, of which groups are complete."""
     if isinstance(cell.method, Mask4d) and cell.method.packing == "union":
         raise ConfigError("method.packing: union is not exact and kept for scoring only; train with packing trie")
+    records = [as_sampled(sample) for sample in samples]
+    removed = [sample.remove_sample for sample in samples]
     data: dict[str, list[Any]] = {}
-    for rollout in lay_out_batch(records, numbers, cell):
+    for rollout in lay_out_batch(records, [sample.index or 0 for sample in samples], cell, removed):
         for row in _rows(rollout, cell):
             for key, value in row.items():
                 data.setdefault(key, []).append(value)
     return data
 
 
-def lay_out_batch(records: Sequence[Record], numbers: Sequence[int], cell: Cell) -> Iterator[Rollout]:
-    """Every rollout under the method of the cell; one that is left out has an empty layout, its tokens counted."""
+def rewards_and_advantages(samples: Sequence[Sample], cell: Cell) -> tuple[list[float], list[float]]:
+    """Of every sample; one that is left out has 0 and 0."""
+    metas = [as_sampled(sample).meta for sample in samples]
+    advantages = np.nan_to_num(group_advantages(metas, std=cell.std))
+    return [float(meta.reward or 0.0) for meta in metas], advantages.tolist()
+
+
+def lay_out_batch(
+    records: Sequence[Record], numbers: Sequence[int], cell: Cell, removed: Sequence[bool] | None = None
+) -> Iterator[Rollout]:
+    """Every rollout under the method of the cell; one that is left out has an empty layout, its tokens counted.
+
+    ``removed`` are those that a filter of the user's took out of the loss; they stay in the baseline, as in slime.
+    """
     advantages = group_advantages([record.meta for record in records], std=cell.std)
-    for record, number, advantage in zip(records, numbers, advantages.tolist(), strict=True):
+    out = removed or [False] * len(records)
+    for record, number, advantage, is_out in zip(records, numbers, advantages.tolist(), out, strict=True):
         trajectory = Trajectory.of(record)
         layout = lay_out(trajectory, cell.method)
-        if record.meta.status in LEFT_OUT:
+        cause = record.meta.status if record.meta.status in LEFT_OUT else "removed" if is_out else None
+        if cause is not None:
             sampled = int(record.generated.sum())
-            layout = Layout(layout.method, (), layout.packing, lost={record.meta.status: sampled} if sampled else {})
+            layout = Layout(layout.method, (), layout.packing, lost={cause: sampled} if sampled else {})
             advantage = 0.0
         yield Rollout(number, record, layout, places_of(trajectory), advantage)
 
@@ -86,7 +103,7 @@ def _rows(rollout: Rollout, cell: Cell) -> Iterator[dict[str, Any]]:
         first = max(1, int(row.loss_mask.argmax()))  # nothing precedes the first token, so it is never trained
         per_token: dict[str, Any] = {"place": rollout.places[row.tape]}
         if isinstance(cell.method, Mask4d):
-            per_token["parent"] = np.array(row.parent)
+            per_token |= {"parent": np.array(row.parent), "length": np.array([len(row)], dtype=np.int32)}
         if isinstance(cell.method, Sdcc):
             per_token |= {"rollout": np.full(len(row), rollout.number, dtype=np.int32), "leaf": _leaves(layout, row)}
             same["prompt"] = _teacher(layout)
@@ -122,12 +139,17 @@ def _idle_row(record: Record) -> Row:
     return Row(token, np.zeros_like(two), two - 1, two, two < 0, np.full(2, np.nan, dtype=np.float32))
 
 
-def as_sampled(record: Record, reward: Any) -> Record:
-    """The record with the reward that its sample has now: whoever judged last is right."""
-    if record.meta.status in LEFT_OUT or reward is None:
-        return record
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise ConfigError(
-            f"{record.label}: its sample has the reward {reward!r:.60}, not a number; choose one with --reward-key"
-        )
-    return record if record.meta.reward == reward else replace(record, meta=replace(record.meta, reward=float(reward)))
+def as_sampled(sample: Sample) -> Record:
+    """The record of a sample, with the group and the reward that the sample has now: whoever judged last is right.
+
+    A group is the rollouts that slime started together: a question may come up twice in a batch.
+    """
+    record, reward = record_of(sample), sample.reward
+    meta = record.meta if sample.group_index is None else replace(record.meta, group=sample.group_index)
+    if meta.status not in LEFT_OUT and reward is not None:
+        if isinstance(reward, bool) or not isinstance(reward, int | float):
+            raise ConfigError(
+                f"{record.label}: its sample has the reward {reward!r:.60}, not a number; choose one with --reward-key"
+            )
+        meta = replace(meta, reward=float(reward))
+    return record if meta == record.meta else replace(record, meta=meta)

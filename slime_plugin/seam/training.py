@@ -11,6 +11,7 @@ import contextlib
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,14 @@ from slime_plugin.megatron.loss import Leaves, update_loss
 from slime_plugin.megatron.model import TreeGPTModel, build_model
 from slime_plugin.megatron.objective import SdccSchedule, Targets
 from slime_plugin.megatron.parallel import context_group
-from slime_plugin.megatron.sequence import window_of
 from slime_plugin.megatron.teacher import MovingAverage, TeacherStates, run_teacher
 from slime_plugin.megatron.vocabulary import Shard
 from slime_plugin.methods import Row
 from slime_plugin.seam.args import cell_of
+from slime_plugin.seam.memory import NAME, ScheduleMemory
 from slime_plugin.seam.model import PackedTreeModel
-from slime_plugin.seam.packed import Batch, Trained, joined, trained_tokens
+from slime_plugin.seam.packed import Batch, Share, Trained, joined, trained_tokens
+from slime_plugin.seam.refusals import check_args
 
 OBSERVED = ("leaves", "leaf_kl", "entropy_gap")
 """Sums of a step that SDCC's guard rails look at."""
@@ -51,6 +53,8 @@ class Training:
     config: TransformerConfig
     schedule: SdccSchedule | None
     """Of SDCC's KL; None for other methods."""
+    memory: ScheduleMemory | None = None
+    """Of the schedule, where nobody else keeps it."""
     average: MovingAverage | None = None
     """The teacher's weights, if they are not the current ones."""
     weight: float = 0.0
@@ -103,6 +107,8 @@ class Training:
         method = self.cell.method
         if self.schedule is None or not isinstance(method, Sdcc):
             return
+        if self.memory is not None and step == 0:
+            self.memory.begin(iteration, self.schedule)
         self.observed = torch.zeros(len(OBSERVED), dtype=torch.float64, device=_device(models))
         if method.ema is not None and self.average is None:
             self.average = MovingAverage(models, method.ema)
@@ -152,8 +158,7 @@ class Training:
 
     def predictions(self, batch: Batch, logits: Tensor) -> tuple[Tensor, Trained]:
         """[M, V/tp] logits of this rank in front of trained tokens, from [1, T, V/tp], and which tokens those are."""
-        tokens = int(batch["packed_seq_params"].cu_seqlens_q[-1])
-        trained = trained_tokens(batch, window_of(tokens, context_group(self.groups)), logits.device)
+        trained = trained_tokens(batch, Share.of(context_group(self.groups)), logits.device)
         return logits[0].index_select(0, trained.logits), trained
 
     def _leaves(self, extra: Mapping[str, Tensor], trained: Trained) -> Leaves | None:
@@ -191,7 +196,22 @@ def open_training(args: Namespace, groups: ProcessGroupCollection, config: Trans
     return _CURRENT[0]
 
 
+def open_under_slime(args: Namespace) -> Training:
+    """From the groups and arguments that Megatron has by then, in a process that slime has started."""
+    from megatron.training.arguments import core_transformer_config_from_args
+
+    check_args(args)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    training = open_training(args, groups, core_transformer_config_from_args(args))
+    if args.save is not None:
+        training.memory = ScheduleMemory(Path(args.save).parent / NAME, writes=dist.get_rank() == 0)
+    return training
+
+
 def current() -> Training:
     if not _CURRENT:
-        raise ConfigError("no training has been opened in this process; call slime_plugin.seam.training.open_training")
+        raise ConfigError(
+            "no training has been opened in this process; under slime, --custom-megatron-init-path "
+            "slime_plugin.hooks.train.init does that"
+        )
     return _CURRENT[0]

@@ -7,6 +7,7 @@ import pytest
 from slime_plugin.bridge.editors import EDITORS, editor_factory
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
+from slime_plugin.config.harness import BLACK_BOXES
 from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record
 from tests.bridge.policy import ANSWER, Lookup, Scripted, call, decode, rolled_out
@@ -196,7 +197,8 @@ def test_the_registry_and_the_configuration_name_the_same_editors() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"harness": {"type": "xyz"}}, Cell, "cell.yaml")
     assert str(caught.value) == (
-        f"cell.yaml: harness.type: there is no 'xyz'; use one of {', '.join(EDITORS)}, package.module:Name"
+        f"cell.yaml: harness.type: there is no 'xyz'; use one of {', '.join((*EDITORS, *BLACK_BOXES))}, "
+        "package.module:Name"
     )
 
 

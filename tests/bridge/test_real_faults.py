@@ -91,6 +91,7 @@ async def sampled(server: Server, during: Callable[[asyncio.Event], Awaitable[No
     """A long turn, while something happens."""
     stop = asyncio.Event()
     async with SglangEngine(server.url, BRISK, RANDOM, CHAT.stop_ids) as engine:
+        engine._sampling["ignore_eos"] = True  # which token a seed draws depends on the processor: none may end it
         settings = {"max_tokens": 1500, "session": "s", "seed": 5, **request}
         turn = asyncio.create_task(engine.generate(Request(PROMPT, stop=stop, **settings)))
         await asyncio.sleep(1.0)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.local.runs import Runs, record_rollouts
-from tests.megatron.conftest import truth
+from tests.megatron.conftest import deep, truth
 
-__all__ = ["truth"]
+__all__ = ["deep", "truth"]
 
 
 @pytest.fixture(scope="session")

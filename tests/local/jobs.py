@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from slime_plugin.config.trainer import Trainer
 from slime_plugin.hooks import train as hooks
 from slime_plugin.hooks.rollout import convert_samples
 from slime_plugin.local.passes import Passes
+from slime_plugin.local.rank import provided_models
 from slime_plugin.local.sample import Sample
 from slime_plugin.local.schedule import split_batch
 from slime_plugin.megatron.architecture import transformer_config
 from slime_plugin.megatron.diagnostics import add_sums
 from slime_plugin.megatron.launch import Report
-from slime_plugin.megatron.parallel import is_first_stage, is_last_stage, start_groups
+from slime_plugin.megatron.parallel import start_groups
 from slime_plugin.megatron.step import wrap_for_training
 from slime_plugin.megatron.weights import gather_tensors, load_weights
 from slime_plugin.methods import lay_out
@@ -64,12 +66,13 @@ def update(report: Report, job: Job, methods: Sequence[Method]) -> list[Outcome]
         cell = Cell(model=job.folder, method=method, objective=job.objective, trainer=job.trainer)
         args = Namespace(memorywalker=carry(cell))
         training = open_training(args, groups, transformer_config(architecture, job.trainer.parallel, job.dtype))
-        model = hooks.model_provider(is_first_stage(groups), is_last_stage(groups))
-        load_weights([model], architecture, job.folder, groups)
-        models: list[Any] = wrap_for_training(model.config, [model], groups)
-        models[0].zero_grad_buffer()
+        provided = provided_models(groups, job.trainer.vpp)
+        load_weights(provided, architecture, job.folder, groups)
+        models: list[Any] = wrap_for_training(provided[0].config, provided, groups)
+        for model in models:
+            model.zero_grad_buffer()
         passes = Passes(args, training, models)
-        data = _batch(job, args, method)[groups.dp.rank()]
+        data = _batch(job, args, method, groups.cp.rank())[groups.dp.rank()]
         logprobs = passes.logprobs(data)
         hooks.rollout_data_postprocess(args, 0, data)
         hooks.before_train_step(args, 0, 0, models, None, None)
@@ -79,7 +82,7 @@ def update(report: Report, job: Job, methods: Sequence[Method]) -> list[Outcome]
     return outcomes
 
 
-def _batch(job: Job, args: Namespace, method: Method) -> list[dict[str, Any]]:
+def _batch(job: Job, args: Namespace, method: Method, context_rank: int) -> list[dict[str, Any]]:
     samples = []
     for i, record in enumerate(job.records):
         sample = Sample(index=1000 + i)
@@ -93,9 +96,23 @@ def _batch(job: Job, args: Namespace, method: Method) -> list[dict[str, Any]]:
     data["advantages"] = [
         np.full(length, x) for length, x in zip(data["response_lengths"], data["rewards"], strict=True)
     ]
-    parts = split_batch(data, replicas=job.trainer.dp, steps=1, batch_tokens=job.trainer.batch_tokens)
+    trainer = job.trainer
+    parts = split_batch(
+        data, replicas=trainer.dp, steps=1, batch_tokens=trainer.batch_tokens, multiple=trainer.parallel.turns
+    )
     for part in parts:
-        for key in ("ref_log_probs", "advantages"):
-            values = zip(part[key], part["response_lengths"], strict=True)
-            part[key] = [torch.as_tensor(np.array(value[-length:])) for value, length in values]
+        for key in ("rollout_log_probs", "ref_log_probs", "advantages"):
+            sizes = zip(part[key], part["total_lengths"], part["response_lengths"], strict=True)
+            part[key] = [
+                torch.as_tensor(np.array(value[-response:]))[own_response(length, response, context_rank, trainer.cp)]
+                for value, length, response in sizes
+            ]
     return parts
+
+
+def own_response(length: int, response: int, rank: int, ranks: int) -> list[int]:
+    """The response tokens of a row that a context-parallel rank predicts: those behind a token in one of its chunks."""
+    chunk = math.ceil(length / (2 * ranks)) if ranks > 1 else length
+    mine = [place for place in range(length) if place // chunk in (rank, 2 * ranks - 1 - rank)]
+    first = length - response
+    return [place + 1 - first for place in mine if first <= place + 1 < length]

@@ -33,6 +33,7 @@ def _row(rollout: int, length: int, number: int, kind: str) -> dict[str, Any]:
     extra: dict[str, Any] = {"place": np.zeros(length, dtype=np.int8)}
     if kind == "tree":
         extra["parent"] = np.arange(length, dtype=np.int32) - 1
+        extra["length"] = np.array([length], dtype=np.int32)
     if kind == "sdcc":
         extra |= {"rollout": np.full(length, rollout), "leaf": np.arange(length, dtype=np.int32)}
     row: dict[str, Any] = {
@@ -83,7 +84,8 @@ def _which(part: dict[str, Any], i: int, before: list[np.ndarray]) -> int | None
     tokens, mask = part["tokens"][i], part["loss_masks"][i]
     assert part["total_lengths"][i] == len(tokens)
     assert len(mask) == len(part["rollout_log_probs"][i]) == part["response_lengths"][i]
-    assert all(len(value) == len(tokens) for value in part["multimodal_train_inputs"][i].values())
+    for key, value in part["multimodal_train_inputs"][i].items():
+        assert value.tolist() == [len(tokens)] if key == "length" else len(value) == len(tokens)
     if mask.any():
         row = int(tokens[0]) // 1000 - 1
         assert np.array_equal(tokens.numpy(), before[row])

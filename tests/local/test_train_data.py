@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +17,8 @@ from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample
 from slime_plugin.record import Meta, Record
 from slime_plugin.seam.args import carry, cell_of
-from slime_plugin.seam.rollout import put_record, question_of
-from slime_plugin.seam.train_data import convert
+from slime_plugin.seam.rollout import put_record, question_of, record_of
+from slime_plugin.seam.train_data import as_sampled, convert, lay_out_batch
 from tests.megatron.oracle import Rollout, diverging, simulate
 
 
@@ -35,6 +36,16 @@ def batch(rewards: tuple[float | None, ...], statuses: tuple[str, ...] = ()) -> 
     return made
 
 
+def samples_of(rollouts: Sequence[Rollout], first: int = 0) -> list[Sample]:
+    """As slime has them once they are generated; groups as the records say."""
+    samples = []
+    for i, rollout in enumerate(rollouts):
+        sample = Sample(index=first + i)
+        put_record(sample, rollout.record)
+        samples.append(sample)
+    return samples
+
+
 def args_of(method: Method, **settings: Any) -> Namespace:
     return Namespace(memorywalker=carry(Cell(method=method, **settings)))
 
@@ -42,7 +53,7 @@ def args_of(method: Method, **settings: Any) -> Namespace:
 @pytest.mark.parametrize("method", [LogitTree(), Mask4d(), Mask4d(packing="replicated")], ids=lambda m: str(m)[:40])
 def test_every_sampled_token_is_there_once_under_its_own_context(method: Method) -> None:
     rollouts = batch((1.0, 0.0, 0.2, 0.2))
-    data = convert([r.record for r in rollouts], [10, 11, 12, 13], Cell(method=method))
+    data = convert(samples_of(rollouts, 10), Cell(method=method))
     assert len({len(values) for values in data.values()}) == 1, "an entry per row under every key"
     found: dict[int, list[tuple[tuple[int, ...], int, float]]] = {}
     for i, tokens in enumerate(data["tokens"]):
@@ -65,7 +76,7 @@ def test_every_sampled_token_is_there_once_under_its_own_context(method: Method)
 
 @pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda m: m.type)
 def test_rollouts_count_once_whatever_their_rows(method: Method) -> None:
-    data = convert([r.record for r in batch((1.0, 0.0, 0.2, 0.2))], [5, 6, 7, 8], Cell(method=method, std=False))
+    data = convert(samples_of(batch((1.0, 0.0, 0.2, 0.2)), 5), Cell(method=method, std=False))
     for number, advantage in {5: 0.5, 6: -0.5, 7: 0.0, 8: 0.0}.items():
         rows = [i for i, rollout in enumerate(data["rollout_ids"]) if rollout == number]
         assert {data["rewards"][i] for i in rows} == {advantage}
@@ -74,16 +85,41 @@ def test_rollouts_count_once_whatever_their_rows(method: Method) -> None:
 
 def test_a_rollout_that_is_left_out_stays_as_an_idle_row() -> None:
     rollouts = batch((1.0, None, 0.0, 0.5), ("completed", "aborted", "completed", "completed"))
-    data = convert([r.record for r in rollouts], [0, 1, 2, 3], Cell(method=Mask4d(), std=False))
+    data = convert(samples_of(rollouts), Cell(method=Mask4d(), std=False))
     row = data["rollout_ids"].index(1)
     assert data["rollout_ids"] == [0, 1, 2, 3], "steps are formed by counting rollouts"
     assert (len(data["tokens"][row]), data["loss_masks"][row].tolist(), data["rewards"][row]) == (2, [0], 0.0)
     assert data["rewards"][0] == 0.0, "alone in its group now"
 
 
+def test_a_rollout_that_a_filter_removed_stays_in_the_baseline() -> None:
+    samples = samples_of(batch((1.0, 0.0, 0.0, 0.5)))
+    samples[1].remove_sample = True
+    data = convert(samples, Cell(method=LogitTree(), std=False))
+    of_removed = [i for i, rollout in enumerate(data["rollout_ids"]) if rollout == 1]
+    assert [int(data["loss_masks"][i].sum()) for i in of_removed] == [0]
+    assert data["rewards"][0] == 0.5, "its reward still counts"
+    laid_out = list(lay_out_batch([as_sampled(s) for s in samples], range(4), Cell(), [False, True, False, False]))
+    assert laid_out[1].layout.lost == {"removed": int(laid_out[1].record.generated.sum())}
+
+
+def test_a_question_that_comes_up_twice_is_two_groups() -> None:
+    samples = samples_of(batch((1.0, 0.0, 1.0, 0.5)))
+    for i, sample in enumerate(samples):
+        record = record_of(sample)
+        put_record(sample, replace(record, meta=replace(record.meta, group="q1")))
+        sample.group_index = i // 2
+    args = args_of(LogitTree(), std=False)
+    advantages = dict(
+        zip(*(hooks.convert_samples(args, samples)[key] for key in ("rollout_ids", "rewards")), strict=True)
+    )
+    assert advantages == {0: 0.5, 1: -0.5, 2: 0.25, 3: -0.25}
+    assert hooks.reward_post_process(args, samples) == ([1.0, 0.0, 1.0, 0.5], list(advantages.values()))
+
+
 def test_sdcc_names_its_leaves_and_carries_their_teacher() -> None:
     rollouts = batch((1.0, 0.0, 0.2, 0.7))
-    data = convert([r.record for r in rollouts], [0, 1, 2, 3], Cell(method=Sdcc()))
+    data = convert(samples_of(rollouts), Cell(method=Sdcc()))
     for i, rollout in enumerate(rollouts):
         leaf, teacher = data["multimodal_train_inputs"][i]["leaf"], data["prompt"][i]
         assert set(data["multimodal_train_inputs"][i]["rollout"]) == {i}
@@ -102,7 +138,7 @@ def test_sdcc_names_its_leaves_and_carries_their_teacher() -> None:
 
 def test_the_union_packing_is_not_trained() -> None:
     with pytest.raises(ConfigError, match=r"union is not exact.*packing trie"):
-        convert([batch((1.0,))[0].record], [0], Cell(method=Mask4d(packing="union")))
+        convert(samples_of(batch((1.0,))), Cell(method=Mask4d(packing="union")))
 
 
 def test_a_batch_travels_on_samples() -> None:

@@ -33,6 +33,13 @@ class Truth:
         loss = oracle.grpo(scores, self.rollouts, self.references, self.objective)
         return loss.item(), oracle.gradients(model, loss)
 
+    def full(self, dtype: torch.dtype) -> tuple[float, dict[str, torch.Tensor]]:
+        """Loss and gradients on the whole trace."""
+        model = oracle.load_model(self.folder, dtype)
+        scores = [oracle.score_full(model, rollout) for rollout in self.rollouts]
+        loss = oracle.grpo(scores, self.rollouts, self.references, self.objective)
+        return loss.item(), oracle.gradients(model, loss)
+
     def distilled(self, dtype: torch.dtype, weight: float) -> tuple[float, dict[str, torch.Tensor]]:
         """Loss and gradients of the compressed walk with a KL to the live contexts."""
         model = oracle.load_model(self.folder, dtype)
@@ -45,8 +52,8 @@ class Truth:
         return loss.item(), oracle.gradients(model, loss)
 
 
-def make_truth(folder: Path, *, tied: bool) -> Truth:
-    oracle.make_model(folder, tied=tied)
+def make_truth(folder: Path, *, tied: bool, layers: int = 4) -> Truth:
+    oracle.make_model(folder, tied=tied, layers=layers)
     rollouts = oracle.batch_of_rollouts(folder)
     rng = np.random.default_rng(1)
     references = [rng.normal(-3, 1, len(rollout.record)) for rollout in rollouts]
@@ -62,3 +69,9 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
 @pytest.fixture(scope="session")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     return make_truth(tmp_path_factory.mktemp("untied"), tied=False)
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """With as many layers as three stages of two virtual ones need."""
+    return make_truth(tmp_path_factory.mktemp("deep"), tied=True, layers=6)

@@ -31,14 +31,14 @@ class Rollout:
     live: dict[int, tuple[int, ...]]
 
 
-def make_model(folder: Path, *, tied: bool, seed: int = 0) -> Path:
+def make_model(folder: Path, *, tied: bool, layers: int = 4, seed: int = 0, vocabulary: int = VOCABULARY) -> Path:
     """A small random Qwen3 on disk, with weights large enough that contexts matter."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -145,6 +145,13 @@ def score_compressed(model: Qwen3ForCausalLM, rollout: Rollout) -> Scores:
     return {p: (tokens[i], logits[i - 1]) for i, p in enumerate(last) if i and rollout.record.generated[p]}
 
 
+def score_full(model: Qwen3ForCausalLM, rollout: Rollout) -> Scores:
+    """Every sampled token under everything that was visible before it came."""
+    tokens = [int(token) for token in rollout.record.tokens]
+    logits = model(torch.tensor([tokens])).logits[0]
+    return {p: (tokens[p], logits[p - 1]) for p in range(1, len(tokens)) if rollout.record.generated[p]}
+
+
 def diverging(rollout: Rollout) -> list[int]:
     """Sampled tokens of the last context that had another one when they were sampled."""
     last = final_context(rollout)
@@ -157,12 +164,20 @@ def final_context(rollout: Rollout) -> list[int]:
 
 
 def grpo(
-    scores: Sequence[Scores], rollouts: Sequence[Rollout], references: Sequence[np.ndarray], objective: Objective
+    scores: Sequence[Scores],
+    rollouts: Sequence[Rollout],
+    references: Sequence[np.ndarray],
+    objective: Objective,
+    old: Sequence[np.ndarray] | None = None,
 ) -> torch.Tensor:
-    """Mean over rollouts of the mean over tokens of the clipped, regularised policy loss."""
+    """Mean over rollouts of the mean over tokens of the clipped, regularised policy loss.
+
+    Ratios are to ``old`` log-probabilities, by default to those that were logged.
+    """
+    logged = [rollout.record.logprobs for rollout in rollouts] if old is None else old
     metas = [rollout.record.meta for rollout in rollouts]
     losses = []
-    for scored, rollout, reference in zip(scores, rollouts, references, strict=True):
+    for scored, rollout, reference, before in zip(scores, rollouts, references, logged, strict=True):
         group = [float(meta.reward or 0.0) for meta in metas if meta.group == rollout.record.meta.group]
         spread = statistics.stdev(group)
         centred = float(rollout.record.meta.reward or 0.0) - statistics.mean(group)
@@ -171,7 +186,7 @@ def grpo(
         for position, (token, logits) in scored.items():
             probabilities = torch.softmax(logits, -1)
             new = torch.log(probabilities[token])
-            ratio = torch.exp(new - float(rollout.record.logprobs[position]))
+            ratio = torch.exp(new - float(before[position]))
             low, high = 1 - objective.clip_low, 1 + objective.clip_high
             policy = torch.max(-ratio * advantage, -torch.clip(ratio, low, high) * advantage)
             log_ratio = float(reference[position]) - new

@@ -19,7 +19,7 @@ from slime_plugin.megatron.architecture import transformer_config
 from slime_plugin.megatron.batch import MicroBatch, pack, student_items
 from slime_plugin.megatron.launch import Report, run_ranks
 from slime_plugin.megatron.parallel import context_group, start_groups
-from slime_plugin.megatron.refusals import check_context_layout, check_model
+from slime_plugin.megatron.refusals import check_model
 from slime_plugin.megatron.sequence import tree_sequence, window_of
 from slime_plugin.megatron.teacher import MovingAverage
 from slime_plugin.megatron.vocabulary import Shard, token_statistics
@@ -159,13 +159,6 @@ def test_what_would_train_something_else_is_refused(truth: Truth) -> None:
     for name, (_, message) in REFUSED.items():
         with pytest.raises(ConfigError, match=message):
             raise ConfigError(said.get(name, f"{name} was not refused"))
-
-
-def test_zigzag_context_parallelism_is_refused() -> None:
-    check_context_layout(1, contiguous=False)
-    check_context_layout(2, contiguous=True)
-    with pytest.raises(ConfigError, match=r"context parallelism over 2 ranks in zigzag order .*--allgather-cp"):
-        check_context_layout(2, contiguous=False)
 
 
 def test_worlds_that_do_not_fit_are_refused(truth: Truth) -> None:

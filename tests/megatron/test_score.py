@@ -201,7 +201,10 @@ def test_splits_that_do_not_divide_are_told_without_a_traceback(rolled: Rolled) 
     ("options", "message"),
     [
         (["--tp", "3"], "Error: num_attention_heads is 4, which 3 tensor-parallel ranks do not divide"),
-        (["--sp"], "Error: sequence parallelism splits activations over tensor-parallel ranks; with tp 1 leave it off"),
+        (
+            ["--sp"],
+            "Error: sp: sequence parallelism splits activations over tensor-parallel ranks; with tp 1",
+        ),
         (["--model", "nowhere"], "Directory 'nowhere' does not exist"),
     ],
 )

@@ -12,7 +12,7 @@ from slime_plugin.bridge.editors.search_r1 import SearchR1Editor
 from slime_plugin.bridge.editors.tc_rag import TcRagEditor
 from slime_plugin.config.custom import load_object
 from slime_plugin.config.frozen import Frozen, parse_config
-from slime_plugin.config.harness import CustomEditor, Harness
+from slime_plugin.config.harness import ClaudeCode, CustomEditor, Harness, OpenCode
 from slime_plugin.errors import ConfigError
 
 __all__ = ["EDITORS", "Action", "Ask", "Editor", "editor_factory"]
@@ -27,6 +27,11 @@ EDITORS: dict[str, type[Editor[Any]]] = {
 
 def editor_factory(harness: Harness) -> Callable[[], Editor[Any]]:
     """Makes the editor of one rollout. Whatever is wrong with the settings is said now, not then."""
+    if isinstance(harness, ClaudeCode | OpenCode):
+        raise ConfigError(
+            f"harness: {harness.type} is an agent of its own and is served through the tap, which is not part of this "
+            f"version; use one of {', '.join(EDITORS)}"
+        )
     if not isinstance(harness, CustomEditor):
         editor = EDITORS[harness.type]
         return lambda: editor(harness)

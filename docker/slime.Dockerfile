@@ -1,0 +1,41 @@
+# slime's image with this package in it. Versions are those of docker/versions.env:
+#   docker/build.sh slime
+#   docker run --rm -it --gpus all --ipc=host --network=host -v "$PWD/models:/opt/memorywalker/models" \
+#     -v "$PWD/data:/opt/memorywalker/data" -v "$PWD/runs:/opt/memorywalker/runs" memorywalker:slime bash
+ARG SLIME_IMAGE
+ARG SLIME_IMAGE_TAG
+FROM ${SLIME_IMAGE}:${SLIME_IMAGE_TAG}
+
+# Where slime's image keeps them; the launch scripts and slime itself look there.
+ENV SLIME_DIR=/root/slime MEGATRON_DIR=/root/Megatron-LM
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+
+# slime at the commit that the hooks were written for. It is installed as a link to its folder.
+ARG SLIME_COMMIT
+RUN git -C "$SLIME_DIR" fetch --quiet origin "$SLIME_COMMIT" \
+ && git -C "$SLIME_DIR" checkout --quiet --force "$SLIME_COMMIT"
+
+# Everything else is as the image has it. Megatron is patched there, so only its commit can be compared.
+ARG MEGATRON_COMMIT
+ARG SLIME_SGLANG
+ARG SLIME_TORCH
+ARG SLIME_NUMPY
+ARG SLIME_TRANSFORMERS
+COPY docker/check_image.py /tmp/check_image.py
+RUN test "$(git -C "$MEGATRON_DIR" rev-parse HEAD)" = "$MEGATRON_COMMIT" \
+ && python3 /tmp/check_image.py sglang="$SLIME_SGLANG" torch="$SLIME_TORCH" numpy="$SLIME_NUMPY" \
+      transformers="$SLIME_TRANSFORMERS"
+
+# Packages that slime's image does not have, and nothing that they ask for: slime's versions stay what they are.
+ARG BM25S
+ARG TENSORBOARDX
+RUN pip install --no-cache-dir --no-deps "bm25s==$BM25S" "tensorboardx==$TENSORBOARDX"
+
+WORKDIR /opt/memorywalker
+COPY . .
+RUN pip install --no-cache-dir --no-deps -e . \
+ && memorywalker --help \
+ && python3 -c "import slime, bm25s, tensorboardX, slime_plugin.hooks.rollout" \
+ && python3 docker/check_image.py sglang="$SLIME_SGLANG" torch="$SLIME_TORCH" numpy="$SLIME_NUMPY" \
+      transformers="$SLIME_TRANSFORMERS"
+CMD ["bash"]

@@ -1,0 +1,110 @@
+# shellcheck shell=bash
+# What the scripts that start a job share. A script defines usage and sources this; from then on it is in the project's
+# folder, and $here is where it was typed: files on a command line count from there, those in settings from the project.
+set -euo pipefail
+
+here=$(pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+[[ -x .venv/bin/memorywalker ]] && PATH=$PWD/.venv/bin:$PATH # otherwise what is installed, as in the image
+driver=${DRIVER:-slime_plugin.cluster.driver}                # checks the flags and runs slime's train.py
+script=$(basename "$0")
+
+config='' out='' run='' dry_run=no
+further=() settings=() mode=()
+
+stop() {
+  echo "$script: $1" >&2
+  exit 1
+}
+
+misused() {
+  echo "$script: $1" >&2
+  usage >&2
+  exit 2
+}
+
+absolute() { # PATH as it was typed
+  [[ $1 == /* ]] && echo "$1" || echo "$here/$1"
+}
+
+value_of() { # OPTION WORDS...: the word behind it
+  [[ $# -ge 3 && $3 != --* ]] || misused "$1 has no value"
+  echo "$3"
+}
+
+installed() {
+  command -v memorywalker >/dev/null || stop "memorywalker is not installed; launch/setup.sh does that"
+}
+
+# CONFIG [--nodes N] [--with FILE]... [--out DIR] [--dry-run] [KEY=VALUE]...
+read_arguments() {
+  local sizes value
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      -h | --help) usage && exit 0 ;;
+      --dry-run) dry_run=yes ;;
+      --nodes)
+        value=$(value_of "$1" "$@") || exit
+        if [[ ! -f configs/nodes/$value.yaml ]]; then
+          sizes=$(find configs -path 'configs/nodes/*.yaml' -exec basename {} .yaml \; | sort -n | paste -sd ' ')
+          stop "--nodes $value: there is no configs/nodes/$value.yaml; sizes there are: ${sizes:-none}"
+        fi
+        further+=(--with "configs/nodes/$value.yaml")
+        shift
+        ;;
+      --with)
+        value=$(value_of "$1" "$@") || exit
+        further+=(--with "$(absolute "$value")")
+        shift
+        ;;
+      --out)
+        value=$(value_of "$1" "$@") || exit
+        out=$(absolute "$value")
+        shift
+        ;;
+      -*) misused "there is no option $1" ;;
+      *=*) settings+=("$1") ;;
+      *)
+        [[ -z $config ]] || misused "$1 is no setting; settings are key=value, such as trainer.tp=2"
+        config=$(absolute "$1")
+        ;;
+    esac
+    shift
+  done
+  [[ -n $config ]] || misused "CONFIG is missing"
+  run=${out:-$PWD/runs/$(basename "$config" .yaml)}
+}
+
+# HOSTS, with commas, the head first; none is this machine
+run_job() {
+  installed
+  local hosts=${1:-} count shown nodes gpus keys lines flags=() words=("$config" "${further[@]}" "${settings[@]}")
+  shown=$(memorywalker config show "${words[@]}") || exit
+  nodes=$(sed -n '/^cluster:/,/^[^ ]/s/^  nodes: //p' <<<"$shown")
+  gpus=$(sed -n '/^cluster:/,/^[^ ]/s/^  gpus: //p' <<<"$shown")
+  count=$(tr ',' '\n' <<<"${hosts:-here}" | wc -l)
+  [[ -z $hosts || $count -eq $nodes ]] ||
+    stop "$count hosts for a configuration of $nodes nodes (cluster.nodes); name $nodes hosts, or give --nodes $count"
+  words+=(--out "$run" "${mode[@]}")
+  if [[ $dry_run == yes ]]; then
+    lines=$(memorywalker slime-args "${words[@]}") || exit
+    echo "python -m $driver $lines"
+    exit
+  fi
+  [[ $count -eq $nodes ]] ||
+    stop "the configuration asks for $nodes nodes (cluster.nodes), and this starts 1; use launch/cluster.sh or slurm.sbatch"
+
+  # Locked before anything in the folder is written, until the job is over: the lock goes with this process, however
+  # that ends, and the process stays the same to the end.
+  mkdir -p "$run"
+  local lock
+  exec {lock}<>"$run/processes.lock"
+  flock --nonblock "$lock" ||
+    stop "$run: another job is at work in it (process $(<"$run/processes.lock")); wait for its end, or give another --out"
+  echo $$ >"$run/processes.lock"
+
+  lines=$(memorywalker slime-args "${words[@]}" --lines --write) || exit
+  mapfile -t flags <<<"$lines"
+  keys=$(sed -n '/: null$/d; s/^ *key_variable: //p' <<<"$shown" | sort -u | paste -sd ,)
+  exec python3 launch/lib/hosts.py --run "$run" --hosts "$hosts" --gpus "$gpus" --keys "$keys" "$driver" -- "${flags[@]}"
+}

@@ -1,0 +1,71 @@
+"""slime's own training loop, behind a check of what it was given: python -m slime_plugin.cluster.driver FLAGS...
+
+slime ignores flags that it does not know, sets the keys of a YAML file on its arguments unchecked, and calls whatever
+hooks it is told of. So before any GPU is taken, this looks at the flags, at the arguments that slime makes of them, and
+at the source of the slime and the Megatron that are installed; then it calls slime's ``train``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slime_plugin.cluster.flags import check_command_line
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.seam.contract import contract_problems
+from slime_plugin.seam.refusals import check_args
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    words = list(sys.argv[1:] if words is None else words)
+    try:
+        check_command_line(words)
+        problems = list(contract_problems())
+        if problems:
+            raise ConfigError("\n".join(problems))
+        train = slime_train()
+        args = parsed(words)
+        check_args(args)
+    except MemoryWalkerError as error:
+        for line in str(error).splitlines():
+            print(f"Error: {line}", file=sys.stderr)
+        sys.exit(1)
+    train(args)
+
+
+def parsed(words: Sequence[str]) -> Namespace:
+    """What slime's parser makes of the words."""
+    from slime.utils.arguments import parse_args
+
+    before, sys.argv = sys.argv, ["train.py", *words]
+    try:
+        args: Namespace = parse_args()
+    finally:
+        sys.argv = before
+    return args
+
+
+def slime_train() -> Callable[[Namespace], None]:
+    """The ``train`` of slime's ``train.py``, which is no part of its package: it lies beside it, or in SLIME_DIR."""
+    package = importlib.util.find_spec("slime")
+    if package is None or package.origin is None:
+        raise ConfigError("slime: not installed; docker/slime.Dockerfile has all that a job needs")
+    folder = Path(os.environ.get("SLIME_DIR") or Path(package.origin).parent.parent)
+    path = folder / "train.py"
+    if not path.is_file():
+        raise ConfigError(f"there is no {path}; set SLIME_DIR to the folder of slime's repository")
+    spec = importlib.util.spec_from_file_location("slime_train", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    train: Callable[[Namespace], None] = module.train
+    return train
+
+
+if __name__ == "__main__":
+    main()

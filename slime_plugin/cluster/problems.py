@@ -1,0 +1,97 @@
+"""What cannot be run under slime, told before a job is submitted: a list of reasons, each with its key and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime_plugin.config.architecture import Architecture
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.harness import BLACK_BOXES
+from slime_plugin.config.method import Sdcc
+from slime_plugin.config.training import nearest_divisors, settings_problems
+from slime_plugin.errors import ConfigError
+
+
+def job_problems(cell: Cell) -> Iterator[str]:
+    """Whatever is wrong with the settings, on any machine."""
+    if cell.model is None:
+        yield "model: missing; name the folder of a Hugging Face checkpoint"
+        return
+    try:
+        architecture = Architecture.of(cell.model)
+    except ConfigError as error:
+        yield f"model: {error}"
+        return
+    yield from settings_problems(cell, architecture)
+    yield from _only_on_one_machine(cell)
+    yield from _uneven_replicas(cell, architecture)
+    if architecture.vocabulary % cell.trainer.tp:
+        yield (
+            f"trainer.tp: {cell.trainer.tp} ranks do not divide the vocabulary of {architecture.vocabulary}; slime "
+            "would count the columns that fill it up as tokens; choose a divisor"
+        )
+    if architecture.groups % cell.cluster.engine_gpus and cell.cluster.engine_gpus % architecture.groups:
+        yield (
+            f"cluster.engine_gpus: {cell.cluster.engine_gpus} GPUs and {architecture.groups} key-value heads do not "
+            "divide; choose a divisor"
+        )
+
+
+def missing_here(cell: Cell) -> Iterator[str]:
+    """What a job needs and this machine does not have; a command line can be made without it."""
+    if cell.model is not None:
+        if not cell.model.is_dir():
+            yield f"model: there is no folder {cell.model}; launch/prepare.sh says how to get it"
+        megatron = cell.cluster.megatron or cell.model.with_name(f"{cell.model.name}_torch_dist")
+        if not megatron.is_dir():
+            yield f"cluster.megatron: there is no folder {megatron}; launch/prepare.sh writes it"
+    for key, path in (("rollout", cell.rollout.questions), ("evaluation", cell.evaluation.questions)):
+        if path is not None and not path.is_file():
+            yield f"{key}.questions: there is no file {path}; launch/prepare.sh writes it"
+    if cell.cluster.replay is not None and not cell.cluster.replay.is_dir():
+        yield f"cluster.replay: there is no folder {cell.cluster.replay}"
+    if cell.harness.type in BLACK_BOXES:
+        yield f"harness: {cell.harness.type} is served through the tap, which is not part of this version"
+
+
+def _only_on_one_machine(cell: Cell) -> Iterator[str]:
+    if cell.rollout.questions is None:
+        yield "rollout.questions: missing; name a file of JSON lines with question and answers"
+    if cell.trainer.dtype == "float32":
+        yield "trainer.dtype: slime trains in bfloat16; leave it out"
+    if cell.engine.url is not None:
+        yield f"engine.url: slime starts its engines itself, and would not ask {cell.engine.url}; leave it out"
+    if isinstance(cell.method, Sdcc) and cell.method.ema is not None:
+        yield (
+            f"method.ema: {cell.method.ema:g}: slime's checkpoints do not hold the moving average, so that a job that "
+            "goes on would begin a new one; leave it out to take the teacher from the current weights"
+        )
+
+
+def _uneven_replicas(cell: Cell, architecture: Architecture) -> Iterator[str]:
+    trainer, cluster = cell.trainer, cell.cluster
+    ranks = trainer.parallel.ranks
+    if cluster.trainer_gpus % ranks:
+        yield (
+            f"trainer: tp {trainer.tp} x pp {trainer.pp} x cp {trainer.cp} = {ranks} ranks do not divide the "
+            f"{cluster.trainer_gpus} GPUs that train; use {_or(nearest_divisors(cluster.trainer_gpus, ranks))}"
+        )
+        return
+    replicas = cluster.trainer_gpus // ranks
+    if trainer.dp not in (1, replicas):
+        yield (
+            f"trainer.dp: {trainer.dp}, but {cluster.trainer_gpus} GPUs of {ranks} ranks each are {replicas} replicas; "
+            "leave it out, it follows from the GPUs"
+        )
+    rollouts = trainer.prompts * cell.rollout.samples // trainer.steps
+    least = replicas * (trainer.pp if trainer.vpp > 1 else 1)
+    if rollouts < least:
+        yield (
+            f"trainer.steps: {rollouts} rollouts per step (trainer.prompts {trainer.prompts} x rollout.samples "
+            f"{cell.rollout.samples} / trainer.steps {trainer.steps}) for {replicas} replicas that need {least}; ask "
+            "more prompts, take fewer steps, or split the model over more ranks"
+        )
+
+
+def _or(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers))

@@ -1,0 +1,100 @@
+"""What slime accepts and would train wrongly stops a job before it begins, with the reason and the flag to change."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from slime_plugin.cluster.flags import known_flags
+from slime_plugin.config.overrides import load_cell
+from slime_plugin.errors import ConfigError
+from slime_plugin.seam.names import ROLLOUT_HOOKS, TRAINING_HOOKS
+from slime_plugin.seam.refusals import ABSENT, WHY_A_HOOK, args_problems, check_args
+from tests.cluster.parsed import parsed
+from tests.conftest import ROOT
+
+CELL = ROOT / "configs" / "cells" / "tc_rag-mask4d.yaml"
+
+
+def args(*settings: str, more: tuple[str, ...] = ()) -> Namespace:
+    return parsed(load_cell(CELL, settings), Path("runs/x"), more)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("method=sdcc",),
+        ("trainer.cp=2",),
+        ("objective.kl=0",),
+        ("std=false",),
+        ("trainer.pp=4", "trainer.vpp=3", "trainer.tp=2"),
+    ],
+    ids=str,
+)
+def test_what_slime_args_writes_is_right(settings: tuple[str, ...]) -> None:
+    assert list(args_problems(args(*settings))) == []
+
+
+def test_every_flag_that_is_refused_exists() -> None:
+    assert {f"--{flag}" for flag in (*ABSENT, *WHY_A_HOOK)} <= known_flags().keys()
+    assert WHY_A_HOOK.keys() <= {**ROLLOUT_HOOKS, **TRAINING_HOOKS}.keys()
+
+
+@pytest.mark.parametrize("flag", ABSENT)
+def test_a_flag_with_another_value_is_refused(flag: str) -> None:
+    name, right, why = ABSENT[flag]
+    wrong = args()
+    setattr(wrong, name, not right if isinstance(right, bool) else "other" if right is None else 0.3)
+    (problem,) = args_problems(wrong)
+    assert problem.startswith(f"--{flag}: ")
+    assert why in problem
+
+
+@pytest.mark.parametrize("flag", WHY_A_HOOK)
+def test_a_hook_that_is_not_ours_is_refused(flag: str) -> None:
+    for value in (None, "somebody.else"):
+        wrong = args()
+        setattr(wrong, flag.replace("-", "_"), value)
+        (problem,) = args_problems(wrong)
+        assert problem.startswith(f"--{flag}: is {value or 'not set'}")
+        assert WHY_A_HOOK[flag] in problem
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--loss-type", "policy_loss"), "--loss-type: is policy_loss.*set custom_loss"),
+        (("--advantage-estimator", "gspo"), "--advantage-estimator: gspo"),
+        (("--make-vocab-size-divisible-by", "128"), "152064 columns for 151936 tokens"),
+        (("--num-rollout", "9"), "is 9, and the cell says trainer.iterations 200"),
+        (("--n-samples-per-prompt", "8"), "--n-samples-per-prompt: is 8, and the cell says 16"),
+        (("--entropy-coef", "0.5"), "--entropy-coef: is 0.5, and the cell says 0"),
+        (("--tensor-model-parallel-size", "2"), "--tensor-model-parallel-size: is 2, and the cell says 4"),
+    ],
+    ids=str,
+)
+def test_flags_that_say_something_else_than_the_cell(more: tuple[str, ...], message: str) -> None:
+    problems = list(args_problems(args(more=more)))
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_the_fused_kernel_and_two_interleaved_stages() -> None:
+    wrong = args()
+    wrong.apply_rope_fusion, wrong.virtual_pipeline_model_parallel_size, wrong.pipeline_model_parallel_size = True, 2, 2
+    problems = "\n".join(args_problems(wrong))
+    assert "--no-rope-fusion: missing" in problems
+    assert "with 2 stages Megatron mixes up the lengths" in problems
+    with pytest.raises(ConfigError, match="vpp: 2 virtual stages on pp 2"):
+        args("trainer.pp=2", "trainer.vpp=2")
+
+
+def test_all_reasons_are_given_at_once_and_evaluation_is_let_through() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)--loss-type.*--use-tis.*--spec"):
+        check_args(Namespace(**{**vars(args()), "use_tis": True, "spec": ["a"], "loss_type": "policy_loss"}))
+    check_args(Namespace(**{**vars(args()), "num_rollout": 0}))
+    with pytest.raises(ConfigError, match="no 'memorywalker'"):
+        check_args(Namespace())

@@ -1,0 +1,117 @@
+"""A step of slime's own actor has the gradients of the long way, for all five methods, however it is split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.cluster import Cluster
+from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.objective import Objective
+from slime_plugin.config.rollout import Rollout
+from slime_plugin.config.trainer import Trainer
+from slime_plugin.megatron.launch import run_ranks
+from tests.megatron import oracle
+from tests.slime.sources import needs_slime
+
+pytestmark = needs_slime
+
+WEIGHT = 0.7
+METHODS: dict[str, Method] = {
+    "naive_compressed": NaiveCompressed(),
+    "naive_full": NaiveFull(),
+    "logittree": LogitTree(),
+    "mask4d": Mask4d(),
+    "mask4d budget": Mask4d(budget=40),
+    "sdcc": Sdcc(weight=WEIGHT, warmup=0),
+}
+SPLITS = {
+    "one": Trainer(batch_tokens=10_000),
+    "tp2+sp pp2": Trainer(tp=2, pp=2, sp=True, batch_tokens=120),
+    "cp2": Trainer(cp=2, batch_tokens=60),
+    "dp2": Trainer(dp=2, batch_tokens=80),
+    "pp3 vpp2": Trainer(pp=3, vpp=2, batch_tokens=100),
+}
+
+
+class Long:
+    """The long way: policy and reference on the contexts of a method, one plain forward pass each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.policy = oracle.make_model(folder / "policy", tied=True, layers=6, vocabulary=132)
+        self.reference = oracle.make_model(folder / "reference", tied=True, layers=6, vocabulary=132, seed=5)
+        self.rollouts = oracle.batch_of_rollouts(self.policy)
+        self.objective = Objective(kl=0.1, entropy=0.05)
+
+    def expected(self, method: Method) -> dict[str, torch.Tensor]:
+        """Gradients. The old log-probabilities are those of the policy itself, as slime computes them."""
+        score = {"naive_compressed": oracle.score_compressed, "naive_full": oracle.score_full}
+        score["sdcc"] = oracle.score_compressed
+        scored = score.get(method.type, oracle.score_live)
+        policy = oracle.load_model(self.policy, torch.float64)
+        reference = oracle.load_model(self.reference, torch.float64)
+        scores = [scored(policy, rollout) for rollout in self.rollouts]
+        with torch.no_grad():
+            references = [_logprobs(scored(reference, r), len(r.record)) for r in self.rollouts]
+            old = [_logprobs(of_rollout, len(r.record)) for of_rollout, r in zip(scores, self.rollouts, strict=True)]
+        loss = oracle.grpo(scores, self.rollouts, references, self.objective, old)
+        if isinstance(method, Sdcc):
+            with torch.no_grad():
+                teachers = [oracle.score_live(policy, rollout) for rollout in self.rollouts]
+            loss = loss + WEIGHT * oracle.distillation(scores, teachers, self.rollouts)
+        return oracle.gradients(policy, loss)
+
+
+def _logprobs(scores: oracle.Scores, length: int) -> np.ndarray:
+    values = np.full(length, np.nan)
+    for position, (token, logits) in scores.items():
+        values[position] = float(torch.log_softmax(logits, -1)[token])
+    return values
+
+
+@pytest.fixture(scope="module")
+def long_way(tmp_path_factory: pytest.TempPathFactory) -> Long:
+    return Long(tmp_path_factory.mktemp("long"))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_are_those_of_the_long_way(long_way: Long, tmp_path: Path, split: str, name: str) -> None:
+    from tests.slime.actor import SlimeJob, prepare, train
+
+    trainer, method = SPLITS[split], METHODS[name]
+    folder = tmp_path / "run"
+    cell = Cell(
+        model=long_way.policy,
+        method=method,
+        objective=long_way.objective,
+        rollout=Rollout(questions=folder / "questions.jsonl", samples=4),
+        trainer=trainer.model_copy(update={"prompts": 2, "steps": 1, "iterations": 1, "dp": 1}),
+        cluster=Cluster(nodes=2, rollout_nodes=1, gpus=trainer.ranks, megatron=long_way.reference),
+    )
+    records = [rollout.record for rollout in long_way.rollouts]
+    job = SlimeJob(cell, folder, records, long_way.reference)
+    prepare(job)
+    (parts,) = run_ranks(1, _parts, job)
+    outcomes = run_ranks(trainer.ranks, train, job, parts)
+    found: dict[str, torch.Tensor] = {}
+    for outcome in outcomes:
+        found.update(outcome.gradients)
+    expected = long_way.expected(method)
+    assert found.keys() == expected.keys()
+    worst = max(float((found[key] - expected[key]).norm() / expected[key].norm()) for key in expected)
+    assert worst < 3e-5, worst  # in float32
+    for outcome in outcomes:
+        begun = ["init", *["model_provider"] * trainer.vpp, "rollout_data_postprocess", "before_train_step"]
+        assert outcome.calls[: len(begun)] == begun
+        assert set(outcome.calls[len(begun) :]) <= {"loss"}
+
+
+def _parts(report: object, job: object) -> object:
+    from tests.slime.actor import train_data
+
+    return train_data(job)  # type: ignore[arg-type]  # a SlimeJob

@@ -163,6 +163,7 @@ def _updates(cell: Cell) -> Iterator[Flag]:
     yield _flag("lr", trainer.lr, "trainer.lr")
     yield _flag("lr-decay-style", "constant", "the paper")
     yield _flag("lr-warmup-iters", trainer.lr_warmup, "trainer.lr_warmup")
+    yield _flag("override-opt-param-scheduler", True, "a job may go on with more iterations than it was begun with")
     yield _flag("adam-beta1", trainer.betas[0], "trainer.betas")
     yield _flag("adam-beta2", trainer.betas[1], "trainer.betas")
     yield _flag("weight-decay", trainer.weight_decay, "trainer.weight_decay")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.harness import BLACK_BOXES
-from slime_plugin.config.method import Sdcc
 from slime_plugin.config.training import nearest_divisors, settings_problems
 from slime_plugin.errors import ConfigError
+from slime_plugin.seam.refusals import lost_on_resume
 
 
 def job_problems(cell: Cell) -> Iterator[str]:
@@ -24,6 +24,11 @@ def job_problems(cell: Cell) -> Iterator[str]:
         return
     yield from settings_problems(cell, architecture)
     yield from _only_on_one_machine(cell)
+    if cell.trainer.lr_warmup >= cell.trainer.total_steps:
+        yield (
+            f"trainer.lr_warmup: {cell.trainer.lr_warmup} of {cell.trainer.total_steps} update steps; it has to end "
+            "before the job does"
+        )
     yield from _uneven_replicas(cell, architecture)
     if architecture.vocabulary % cell.trainer.tp:
         yield (
@@ -61,11 +66,7 @@ def _only_on_one_machine(cell: Cell) -> Iterator[str]:
         yield "trainer.dtype: slime trains in bfloat16; leave it out"
     if cell.engine.url is not None:
         yield f"engine.url: slime starts its engines itself, and would not ask {cell.engine.url}; leave it out"
-    if isinstance(cell.method, Sdcc) and cell.method.ema is not None:
-        yield (
-            f"method.ema: {cell.method.ema:g}: slime's checkpoints do not hold the moving average, so that a job that "
-            "goes on would begin a new one; leave it out to take the teacher from the current weights"
-        )
+    yield from lost_on_resume(cell)
 
 
 def _uneven_replicas(cell: Cell, architecture: Architecture) -> Iterator[str]:
@@ -90,6 +91,11 @@ def _uneven_replicas(cell: Cell, architecture: Architecture) -> Iterator[str]:
             f"trainer.steps: {rollouts} rollouts per step (trainer.prompts {trainer.prompts} x rollout.samples "
             f"{cell.rollout.samples} / trainer.steps {trainer.steps}) for {replicas} replicas that need {least}; ask "
             "more prompts, take fewer steps, or split the model over more ranks"
+        )
+    elif rollouts % replicas:
+        yield (
+            f"trainer.steps: {rollouts} rollouts per step cannot be dealt out evenly to {replicas} replicas, which "
+            f"Megatron asks for; make them a multiple of {replicas}, or use another number of nodes or ranks"
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_plugin.report.recorded import record_evaluation, record_rollouts, recorded_samples
 from slime_plugin.seam.args import cell_of
-from slime_plugin.seam.rollout import Sample, reward_of, sessions_of
+from slime_plugin.seam.rollout import Sample, reward_of, rollout_output, sessions_of
 from slime_plugin.seam.train_data import convert, rewards_and_advantages
 
 
@@ -54,6 +54,6 @@ def evaluation_log(
     return False
 
 
-def replay(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[list[Sample]]:
+def replay(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
     """``--rollout-function-path`` of a job that trains on recorded rollouts."""
-    return recorded_samples(rollout_id, args, data_source)
+    return rollout_output(recorded_samples(rollout_id, args, data_source))

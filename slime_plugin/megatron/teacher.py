@@ -72,7 +72,9 @@ def run_teacher(
         return None
     ends = np.cumsum([len(item.predicted) for item in items]).tolist()
     places = {item.rollout: slice(end - len(item.predicted), end) for item, end in zip(items, ends, strict=True)}
-    return TeacherStates(torch.cat(parts), output_weight(models[-1]).detach(), places)
+    weight = output_weight(models[-1]).detach()
+    # Megatron's wrapper for bfloat16 hands out float32; there is nothing more in it.
+    return TeacherStates(torch.cat(parts).to(weight.dtype), weight, places)
 
 
 class Snapshot:

@@ -15,17 +15,21 @@ from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.report.folder import RunFolder
 from slime_plugin.seam.args import cell_of
-from slime_plugin.seam.rollout import NUMBER, Sample, put_record, record_of
+from slime_plugin.seam.retention import latest_checkpoint
+from slime_plugin.seam.rollout import NUMBER, Sample, put_record, record_of, reward_of
 from slime_plugin.seam.statistics import statistics
 
 PREFIX = "rollout/memorywalker/"
 """Of our statistics among slime's."""
+_SAMPLED: set[str | None] = set()
+"""Folders of checkpoints whose jobs have sampled an iteration in this process."""
 
 
 def record_rollouts(iteration: int, args: Namespace, samples: Sequence[Sample], metrics: dict[str, Any] | None) -> None:
     """Write the records of an iteration down, and put what they come to among slime's metrics."""
     cell, records = cell_of(args), [record_of(sample) for sample in samples]
     folder = folder_of(args)
+    _SAMPLED.add(getattr(args, "save", None))
     if folder is not None and cell.cluster.replay is None:
         _write(folder.rollouts(iteration), records)
     if metrics is not None:
@@ -33,12 +37,23 @@ def record_rollouts(iteration: int, args: Namespace, samples: Sequence[Sample], 
 
 
 def record_evaluation(iteration: int, args: Namespace, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """``data`` has the samples of each set of questions, by its name."""
+    """``data`` has the samples of each set of questions, by its name. Stores are named after how many iterations the
+    weights have been trained: slime evaluates once before the first, and otherwise behind one."""
     folder = folder_of(args)
-    if folder is not None:
-        for name, found in data.items():
-            records = [record_of(sample) for sample in found["samples"]]
-            _write(folder.path / f"evaluation-{name}-{iteration:05d}.records", records)
+    if folder is None:
+        return
+    trained = _iterations_before(iteration, args)
+    for name, found in data.items():
+        records = [record_of(sample) for sample in found["samples"]]
+        _write(folder.path / f"evaluation-{name}-{trained:05d}.records", records)
+
+
+def _iterations_before(evaluation: int, args: Namespace) -> int:
+    """Of an evaluation that slime gives that number: a job that only evaluates always says 0."""
+    if args.num_rollout == 0:
+        latest = latest_checkpoint(Path(args.save))
+        return 0 if latest is None else latest + 1
+    return 0 if evaluation == 0 and args.save not in _SAMPLED else evaluation + 1
 
 
 def recorded_samples(iteration: int, args: Namespace, data_source: Any) -> list[list[Sample]]:
@@ -58,9 +73,16 @@ def recorded_samples(iteration: int, args: Namespace, data_source: Any) -> list[
         )
     ordered = iter(sorted(found, key=lambda record: int(record.meta.extra.get(NUMBER, 0))))
     groups: list[list[Sample]] = data_source.get_samples(args.rollout_batch_size)
+    there = sum(map(len, groups))
+    if there != wanted:
+        raise ConfigError(
+            f"rollout.questions: slime makes {there} samples of them where {wanted} are replayed; name at least as "
+            "many questions as trainer.prompts"
+        )
     for group in groups:
         for sample in group:
             put_record(sample, next(ordered))
+            sample.reward = reward_of(sample)
     return groups
 
 

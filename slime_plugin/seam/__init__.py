@@ -12,6 +12,7 @@ it trains. The functions that slime is told by name are in :mod:`slime_plugin.ho
     statistics  what edits did to a batch, and what the method makes of it
     packed      which tokens a rank holds, and which of its logits predict which trained tokens
     model       the model for trees, called as slime calls a model
+    retention   how many of slime's checkpoints are kept
     memory      what SDCC's schedule has come to, from one job to the next
     training    what a training process keeps between hooks: SDCC's teacher, schedule and moving average; the loss
 

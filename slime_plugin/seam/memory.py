@@ -7,6 +7,7 @@ it off, and the ramp goes on as it began.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +37,19 @@ class ScheduleMemory:
         if self.writes:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"iteration": iteration, **schedule.state()}) + "\n")
+                cut_off = file.tell() > 0 and not self.path.read_bytes().endswith(b"\n")
+                file.write("\n" * cut_off + json.dumps({"iteration": iteration, **schedule.state()}) + "\n")
 
     def _read(self, iteration: int) -> dict[str, Any] | None:
         """The last line of that iteration, or of the last one before it: what was interrupted is done again, and a job
         may have ended between two iterations. A line that was cut off is none."""
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = self.path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return None
-        states = [json.loads(line) for line in lines if line.endswith("\n")]
+        states = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                states.append(json.loads(line))
         before = [state for state in states if state["iteration"] <= iteration]
         return max(reversed(before), key=lambda state: int(state["iteration"]), default=None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import Sdcc
 from slime_plugin.errors import ConfigError
 from slime_plugin.seam.args import cell_of
 from slime_plugin.seam.names import ROLLOUT_HOOKS, TRAINING_HOOKS
@@ -63,6 +64,7 @@ ABSENT: dict[str, tuple[str, Any, str]] = {
     "apply-chat-template": ("apply_chat_template", False, "the harness renders the chat itself"),
     "multimodal-keys": ("multimodal_keys", None, "their place is taken by what a tree needs per token"),
     "allgather-cp": ("allgather_cp", False, "the plugin reads slime's other layout of context parallelism"),
+    "log-passrate": ("log_passrate", False, "slime counts rows there where it means rollouts"),
     "overlap-moe-expert-parallel-comm": (
         "overlap_moe_expert_parallel_comm",
         False,
@@ -92,8 +94,19 @@ def args_problems(args: Namespace) -> Iterator[str]:
     if getattr(args, "apply_rope_fusion", False):
         yield "--no-rope-fusion: missing: the fused kernel counts positions along the row, and a tree has depths"
     yield from _vocabulary(args)
+    yield from _replicas(args)
     yield from _interleaving(args)
+    yield from lost_on_resume(cell)
     yield from _other_than_the_cell(args, cell)
+
+
+def lost_on_resume(cell: Cell) -> Iterator[str]:
+    """What neither slime nor the plugin keeps from one job to the next."""
+    if isinstance(cell.method, Sdcc) and cell.method.ema is not None:
+        yield (
+            f"method.ema: {cell.method.ema:g}: slime's checkpoints do not hold the moving average, so that a job that "
+            "goes on would begin a new one; leave it out to take the teacher from the current weights"
+        )
 
 
 def _hooks(args: Namespace) -> Iterator[str]:
@@ -112,6 +125,15 @@ def _vocabulary(args: Namespace) -> Iterator[str]:
         yield (
             f"--make-vocab-size-divisible-by: the head would have {padded} columns for {tokens} tokens, and slime's "
             "log-probabilities give the others a share; set it to 1, and a tensor parallelism that divides the tokens"
+        )
+
+
+def _replicas(args: Namespace) -> Iterator[str]:
+    rollouts, replicas = getattr(args, "global_batch_size", None), getattr(args, "data_parallel_size", None)
+    if rollouts and replicas and rollouts % replicas:
+        yield (
+            f"--global-batch-size: {rollouts} rollouts per step cannot be dealt out evenly to {replicas} replicas; "
+            "change the steps, the prompts or the number of GPUs"
         )
 
 

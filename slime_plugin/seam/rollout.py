@@ -131,6 +131,12 @@ def sessions_of(args: Namespace) -> Sessions:
     return _OPEN[loop]
 
 
+def rollout_output(groups: list[list[Sample]]) -> Any:
+    """Groups as slime's rollout functions give them, with metrics that others may add to."""
+    module = sys.modules.get("slime.rollout.base_types")
+    return groups if module is None else module.RolloutFnTrainOutput(samples=groups, metrics={})
+
+
 def question_of(sample: Sample) -> Question:
     """The question of a data set's line: its text is the prompt, its answers the label."""
     if not isinstance(sample.prompt, str):
@@ -144,7 +150,9 @@ def question_of(sample: Sample) -> Question:
             f"sample {sample.index}: its label is {sample.label!r:.40}, not a list of answers; name their key with "
             "slime's --label-key"
         )
-    return Question(str(sample.metadata.get("id", sample.group_index)), sample.prompt, tuple(map(str, answers)))
+    question = Question("", sample.prompt, tuple(map(str, answers)))
+    group = question.digest if sample.group_index is None else sample.group_index  # evaluations have none
+    return replace(question, id=str(sample.metadata.get("id", group)))
 
 
 def put_record(sample: Sample, record: Record) -> None:

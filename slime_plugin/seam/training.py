@@ -8,6 +8,7 @@ no hook behind an update, so what follows from one (guard rails, moving average)
 from __future__ import annotations
 
 import contextlib
+import logging
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,9 @@ from slime_plugin.seam.memory import NAME, ScheduleMemory
 from slime_plugin.seam.model import PackedTreeModel
 from slime_plugin.seam.packed import Batch, Share, Trained, joined, trained_tokens
 from slime_plugin.seam.refusals import check_args
+from slime_plugin.seam.retention import remove_outdated
 
+_log = logging.getLogger(__name__)
 OBSERVED = ("leaves", "leaf_kl", "entropy_gap")
 """Sums of a step that SDCC's guard rails look at."""
 
@@ -53,6 +56,8 @@ class Training:
     config: TransformerConfig
     schedule: SdccSchedule | None
     """Of SDCC's KL; None for other methods."""
+    checkpoints: Path | None = None
+    """Where slime saves them; it removes none."""
     memory: ScheduleMemory | None = None
     """Of the schedule, where nobody else keeps it."""
     average: MovingAverage | None = None
@@ -103,6 +108,8 @@ class Training:
     def before_step(self, iteration: int, step: int, models: Sequence[torch.nn.Module]) -> None:
         """With the weights of the update, before its first micro-batch."""
         self.settle()
+        if step == 0 and self.checkpoints is not None and dist.get_rank() == 0:
+            remove_outdated(self.checkpoints, self.cell.trainer.keep)
         self.teacher, self.weight = None, 0.0
         method = self.cell.method
         if self.schedule is None or not isinstance(method, Sdcc):
@@ -130,7 +137,10 @@ class Training:
             return
         dist.all_reduce(self.observed, group=self.groups.dp_cp)
         dist.all_reduce(self.observed, group=self.groups.pp)
+        was_on = self.schedule.why_off is None
         self.schedule.observe(*self.observed.tolist())
+        if was_on and self.schedule.why_off is not None and dist.get_rank() == 0:
+            _log.warning("SDCC's KL is switched off for the rest of the run: %s", self.schedule.why_off)
         self.observed = None
         if self.average is not None:
             self.average.update()
@@ -204,6 +214,7 @@ def open_under_slime(args: Namespace) -> Training:
     groups = ProcessGroupCollection.use_mpu_process_groups()
     training = open_training(args, groups, core_transformer_config_from_args(args))
     if args.save is not None:
+        training.checkpoints = Path(args.save)
         training.memory = ScheduleMemory(Path(args.save).parent / NAME, writes=dist.get_rank() == 0)
     return training
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "multimodal_keys": None,
     "allgather_cp": False,
     "overlap_moe_expert_parallel_comm": False,
+    "log_passrate": False,
     "apply_rope_fusion": True,
     "sequence_parallel": False,
     "use_kl_loss": False,
@@ -74,5 +76,7 @@ def parsed(cell: Cell, run: Path, more: Sequence[str] = ()) -> Namespace:
         values[key] = float(values[key])  # YAML 1.1 has 1e-06 as a text
     divisor = values["make_vocab_size_divisible_by"] * values["tensor_model_parallel_size"]
     values["padded_vocab_size"] = -(-values["vocab_size"] // divisor) * divisor
+    ranks = [values[f"{kind}_parallel_size"] for kind in ("tensor_model", "pipeline_model", "context")]
+    values["data_parallel_size"] = values["actor_num_nodes"] * values["actor_num_gpus_per_node"] // math.prod(ranks)
     values["virtual_pipeline_model_parallel_size"] = values.get("num_virtual_stages_per_pipeline_rank")
     return Namespace(**values, **yaml.safe_load(plugin_yaml(cell)))

@@ -131,6 +131,8 @@ def test_a_misspelt_word_of_a_command_line_is_named() -> None:
         (("trainer.pp=3",), r"tp 4 x pp 3 x cp 1 = 12 ranks do not divide the 8 GPUs that train; use 8"),
         (("trainer.steps=7",), r"64 rollouts .* cannot be dealt out evenly to 7 steps; use 4 or 8"),
         (("trainer.steps=64",), r"1 rollouts per step .* for 2 replicas that need 2"),
+        (("cluster.nodes=3",), "8 rollouts per step cannot be dealt out evenly to 6 replicas"),
+        (("trainer.lr_warmup=1600",), "1600 of 1600 update steps; it has to end before the job does"),
         (("trainer.dp=3",), "trainer.dp: 3, but 8 GPUs of 4 ranks each are 2 replicas"),
         (("trainer.dtype=float32",), "slime trains in bfloat16"),
         (("engine.url=http://127.0.0.1:1",), "slime starts its engines itself"),

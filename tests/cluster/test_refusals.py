@@ -70,6 +70,7 @@ def test_a_hook_that_is_not_ours_is_refused(flag: str) -> None:
         (("--loss-type", "policy_loss"), "--loss-type: is policy_loss.*set custom_loss"),
         (("--advantage-estimator", "gspo"), "--advantage-estimator: gspo"),
         (("--make-vocab-size-divisible-by", "128"), "152064 columns for 151936 tokens"),
+        (("--actor-num-nodes", "3"), "8 rollouts per step cannot be dealt out evenly to 6 replicas"),
         (("--num-rollout", "9"), "is 9, and the cell says trainer.iterations 200"),
         (("--n-samples-per-prompt", "8"), "--n-samples-per-prompt: is 8, and the cell says 16"),
         (("--entropy-coef", "0.5"), "--entropy-coef: is 0.5, and the cell says 0"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.transformer.module import Float16Module
 
 from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.cell import Cell
@@ -47,6 +48,8 @@ class Job:
     objective: Objective
     trainer: Trainer
     dtype: torch.dtype = torch.float64
+    wrapped: bool = False
+    """In the wrapper that Megatron puts around models in bfloat16, and slime therefore around ours."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def update(report: Report, job: Job, methods: Sequence[Method]) -> list[Outcome]
         training = open_training(args, groups, transformer_config(architecture, job.trainer.parallel, job.dtype))
         provided = provided_models(groups, job.trainer.vpp)
         load_weights(provided, architecture, job.folder, groups)
-        models: list[Any] = wrap_for_training(provided[0].config, provided, groups)
+        inner = [Float16Module(model.config, model) for model in provided] if job.wrapped else provided
+        models: list[Any] = wrap_for_training(provided[0].config, inner, groups)
         for model in models:
             model.zero_grad_buffer()
         passes = Passes(args, training, models)

@@ -62,6 +62,16 @@ def test_virtual_stages_are_one_forward_per_token_too(deep: Truth, split: str) -
     _check(outcomes, split, *distilled)
 
 
+@pytest.mark.parametrize("top_k", [None, 9])
+def test_in_bfloat16_inside_megatrons_wrapper(truth: Truth, top_k: int | None) -> None:
+    """What the wrapper hands out is float32, also where nothing is projected."""
+    records = [r.record for r in truth.rollouts]
+    job = Job(truth.folder, records, truth.references, truth.objective, Trainer(), torch.bfloat16, wrapped=True)
+    ((tree, distilled),) = run_ranks(1, update, job, (Mask4d(), Sdcc(weight=WEIGHT, warmup=0, top_k=top_k)))
+    assert tree.loss == pytest.approx(truth.exact(torch.float64)[0], rel=0.1)
+    assert distilled.loss == pytest.approx(truth.distilled(torch.float64, WEIGHT)[0], rel=0.1)
+
+
 def test_naive_training_is_something_else(truth: Truth) -> None:
     _, gradients = truth.exact(torch.float64)
     ((outcome,),) = _run(truth, "one", (NaiveCompressed(),))

@@ -20,6 +20,7 @@ from slime_plugin.record import Record, scan_store
 from slime_plugin.report.recorded import PREFIX
 from slime_plugin.seam.args import carry
 from slime_plugin.seam.memory import ScheduleMemory
+from slime_plugin.seam.retention import TRACKER, outdated, remove_outdated
 from slime_plugin.seam.rollout import record_of
 from tests.local.test_train_data import batch, samples_of
 
@@ -28,6 +29,7 @@ def args_of(run: Path, **settings: Any) -> Namespace:
     return Namespace(
         memorywalker=carry(Cell(method=LogitTree(), **settings)),
         save=str(run / "checkpoints"),
+        num_rollout=200,
         rollout_batch_size=2,
         n_samples_per_prompt=2,
     )
@@ -84,7 +86,7 @@ def test_a_job_that_saves_nothing_records_nothing(tmp_path: Path, monkeypatch: p
 def test_evaluations_have_stores_of_their_own(tmp_path: Path) -> None:
     samples = samples_of(batch((1.0, 0.0)))
     assert hooks.evaluation_log(20, args_of(tmp_path), {"dev": {"samples": samples}}, None) is False
-    assert stored(tmp_path / "evaluation-dev-00020.records") == [record_of(sample) for sample in samples]
+    assert stored(tmp_path / "evaluation-dev-00021.records") == [record_of(sample) for sample in samples]
 
 
 def test_recorded_rollouts_give_the_same_train_data(tmp_path: Path) -> None:
@@ -103,6 +105,42 @@ def test_recorded_rollouts_give_the_same_train_data(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists(), "what was recorded elsewhere is not recorded again"
 
 
+def test_groups_that_failed_are_replayed_with_a_number_for_slimes_statistics(tmp_path: Path) -> None:
+    samples = samples_of(batch((None, None, 0.2, 0.7), ("failed", "aborted", "completed", "completed")))
+    hooks.rollout_log(0, args_of(tmp_path), samples, None, 1.0)
+    groups = hooks.replay(args_of(tmp_path / "again", cluster=Cluster(replay=tmp_path)), 0, Source())
+    assert [sample.reward for group in groups for sample in group] == [0.0, 0.0, 0.2, 0.7]
+
+
+def test_evaluations_are_named_after_the_iterations_before_them(tmp_path: Path) -> None:
+    args, data = args_of(tmp_path), {"dev": {"samples": samples_of(batch((1.0, 0.0)))}}
+    hooks.evaluation_log(0, args, data, None)  # before the first iteration
+    hooks.rollout_log(0, args, samples_of(batch((1.0, 0.0, 0.5, 0.5))), None, 1.0)
+    hooks.evaluation_log(0, args, data, None)  # behind it
+    hooks.evaluation_log(19, args, data, None)
+    (tmp_path / "checkpoints").mkdir()
+    args.num_rollout = 0  # a job that only evaluates
+    (tmp_path / "checkpoints" / TRACKER).write_text("39\n")
+    hooks.evaluation_log(0, args, data, None)
+    names = sorted(path.name for path in tmp_path.glob("evaluation-*"))
+    assert names == [f"evaluation-dev-{trained:05d}.records" for trained in (0, 1, 20, 40)]
+
+
+def test_all_but_the_newest_whole_checkpoints_go(tmp_path: Path) -> None:
+    assert outdated(tmp_path, 2) == []
+    for number in (9, 19, 29, 39, 49):
+        (tmp_path / f"iter_{number:07d}" / "shard").mkdir(parents=True)
+    for other in ("rollout", "iter_final"):
+        (tmp_path / other).mkdir()
+    (tmp_path / TRACKER).write_text("39")  # 49 is being written
+    thread = remove_outdated(tmp_path, 2)
+    assert thread is not None
+    thread.join()
+    left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert left == ["iter_0000029", "iter_0000039", "iter_0000049", "iter_final", "rollout"]
+    assert remove_outdated(tmp_path, 2) is None
+
+
 def test_a_replay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     hooks.rollout_log(0, args_of(tmp_path), samples_of(batch((1.0, 0.0))), None, 1.0)
     args = args_of(tmp_path, cluster=Cluster(replay=tmp_path))
@@ -112,6 +150,14 @@ def test_a_replay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         hooks.replay(args, 1, Source())
     with pytest.raises(ConfigError, match=r"cluster.replay: missing"):
         hooks.replay(args_of(tmp_path), 0, Source())
+
+    class Short(Source):
+        def get_samples(self, groups: int) -> list[list[Sample]]:
+            return super().get_samples(1)
+
+    hooks.rollout_log(2, args_of(tmp_path), samples_of(batch((1.0, 0.0, 0.5, 0.5))), None, 1.0)
+    with pytest.raises(ConfigError, match="slime makes 2 samples of them where 4 are replayed"):
+        hooks.replay(args, 2, Short())
 
 
 class TestWhatSdccRemembers:
@@ -145,9 +191,10 @@ class TestWhatSdccRemembers:
         memory.begin(5, healthy)
         with path.open("a") as file:
             file.write('{"iteration": 5, "st')
-        resumed = self.schedule()
-        ScheduleMemory(path, writes=False).begin(5, resumed)
-        assert resumed.why_off is None
+        for _ in range(2):  # and what is written behind it is on a line of its own
+            resumed = self.schedule()
+            ScheduleMemory(path, writes=True).begin(5, resumed)
+            assert resumed.why_off is None
 
     def test_only_one_rank_writes_and_only_the_first_time_is_read(self, tmp_path: Path) -> None:
         path, schedule = tmp_path / "sdcc.jsonl", self.schedule()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from slime_plugin.config.method import Mask4d
 from slime_plugin.errors import ConfigError, LayoutError
-from slime_plugin.megatron.attention import BACKENDS, Attend, choose_backend
+from slime_plugin.megatron.attention import BACKENDS, Attend, choose_backend, flash
 from slime_plugin.megatron.attention.dense import attend_dense
 from slime_plugin.megatron.attention.flash import Varlen, VarlenKernel, attend_varlen
 from slime_plugin.megatron.attention.flex import subtree_ends
@@ -182,6 +183,21 @@ def test_the_default_backend_fits_the_machine() -> None:
     assert choose_backend() is BACKENDS[default]
     with pytest.raises(ConfigError, match="no attention backend 'sdap'; use 'sdpa'"):
         choose_backend("sdap")
+
+
+def test_a_flash_attention_3_with_another_interface_is_not_called() -> None:
+    bounds = "cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None"
+    forward = f"def _flash_attn_forward(q, k, v, {bounds}, causal=False): pass"
+    tensors = "dout, q, k, v, out, softmax_lse, dq=None, dk=None, dv=None"
+    for backward, fits in (
+        (f"({tensors}, {bounds}, is_causal=False, deterministic=False)", True),
+        (f"({tensors}, {bounds}, causal=False, deterministic=False)", False),
+        (f"({tensors}, sequed_q, {bounds}, is_causal=False, deterministic=False)".replace("=None", ""), False),
+        ("(*args, **kwargs)", True),
+    ):
+        library: dict[str, object] = {}
+        exec(f"{forward}\ndef _flash_attn_backward{backward}: pass", library)
+        assert flash._fits(SimpleNamespace(**library)) is fits, backward
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no CUDA")

@@ -14,6 +14,8 @@ FlashAttention 3 is used on compute capability 9, FlashAttention 2 elsewhere. Si
 from __future__ import annotations
 
 import importlib
+import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
@@ -25,6 +27,8 @@ from torch import Tensor
 
 from slime_plugin.errors import ConfigError
 from slime_plugin.megatron.plan import TreePlan
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,10 @@ def flash_kernel() -> VarlenKernel:
     """FlashAttention 3 where it is installed and the GPU has it, else 2."""
     if torch.cuda.get_device_capability()[0] == 9:
         try:
-            return _flash_attention_3(importlib.import_module("flash_attn_interface"))
+            library = importlib.import_module("flash_attn_interface")
+            if _fits(library):
+                return _flash_attention_3(library)
+            _log.warning("this FlashAttention 3 takes other arguments than the one that is known here; using 2")
         except ImportError:
             pass  # FlashAttention 2 runs on Hopper too, at about half the speed
     try:
@@ -146,6 +153,20 @@ def flash_kernel() -> VarlenKernel:
         raise ConfigError(
             "attention backend flash needs flash-attn 2.7 or newer; pip install 'memorywalker[cuda]'"
         ) from error
+
+
+def _fits(library: Any) -> bool:
+    """Whether a FlashAttention 3 takes what it is given below: its interface is not frozen yet."""
+    common = {"q", "k", "v", "softmax_scale", *(field.name for field in fields(Varlen))}
+    backward = common | {"dout", "out", "softmax_lse", "dq", "dk", "dv", "is_causal", "deterministic"}
+    for name, wanted in (("_flash_attn_forward", common | {"causal"}), ("_flash_attn_backward", backward)):
+        parameters = inspect.signature(getattr(library, name)).parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            continue  # an operator that torch has wrapped: it does not say
+        needed = {key for key, parameter in parameters.items() if parameter.default is parameter.empty}
+        if not needed <= wanted <= parameters.keys():
+            return False
+    return True
 
 
 def _flash_attention_2(library: Any) -> VarlenKernel:

@@ -20,6 +20,7 @@ from slime_plugin.config.frozen import to_yaml
 from slime_plugin.errors import ConfigError
 from slime_plugin.seam.args import KEY, carry
 from slime_plugin.seam.names import ROLLOUT_HOOKS, TRAINING_HOOKS
+from slime_plugin.seam.refusals import flag_problem
 
 Mode = Literal["train", "evaluate"]
 PLUGIN_FILE = "plugin.yaml"
@@ -49,6 +50,9 @@ def slime_flags(cell: Cell, run: Path, mode: Mode = "train") -> list[Flag]:
     taken = {flag.name: flag.why for flag in flags}
     for key, value in cell.cluster.flags.items():
         flag = _given(key, value)
+        problem = flag_problem(flag.name, flag.values)
+        if problem is not None and value is not False:
+            raise ConfigError(f"cluster.flags.{key}: {problem}")
         if flag.name.endswith(SECRETS):
             raise ConfigError(
                 f"cluster.flags.{key}: a key on a command line is for everyone on the machine to see; give it by an "

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 
 from slime_plugin.errors import ConfigError, nearest
+from slime_plugin.seam.refusals import flag_problem
 
 MANY = "+"
 """Takes one value or more."""
@@ -36,13 +37,18 @@ def check_flag(name: str, values: Sequence[str], where: str) -> None:
 
 
 def check_command_line(words: Iterable[str]) -> None:
-    """Every flag among the words of a command line, or a :class:`ConfigError` with a line for each that is wrong."""
+    """Every flag among the words of a command line exists and may be used; raises :class:`ConfigError` with a line for
+    each that does not."""
     mistakes = []
     for name, values in _split(words):
         try:
             check_flag(name, values, "command line")
         except ConfigError as error:
             mistakes.append(str(error))
+            continue
+        problem = flag_problem(name, values)
+        if problem is not None:
+            mistakes.append(f"command line: {problem}")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
 

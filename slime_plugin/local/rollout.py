@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +19,7 @@ from slime_plugin.bridge.questions import ATTEMPT, read_questions
 from slime_plugin.bridge.run import DONE
 from slime_plugin.bridge.server import Flags, Server, ServerError, chosen_device
 from slime_plugin.bridge.server.control import update_weights
-from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.errors import ConfigError
 from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.data import questions_of, samples_of
 from slime_plugin.local.sample import Sample
@@ -126,7 +125,6 @@ class Rollouts:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the first is what went wrong; the others were cancelled for it
         self._check_engine()  # what failed for its sake is sampled again when the run goes on
-        _check_enough(samples, self._folder.rollouts(iteration))
         return samples
 
     async def _watch_engine(self) -> None:
@@ -175,17 +173,6 @@ def _is_whole(record: Record, version: str) -> bool:
     """It came to its end, and all of it was sampled by those weights."""
     straddles = any("straddles" in turn for turn in record.meta.extra.get("turns", ()))
     return record.meta.status in DONE and str(record.meta.weight_version) == version and not straddles
-
-
-def _check_enough(samples: Sequence[Sample], path: Path) -> None:
-    """A batch of which nothing can be trained is an error, and says why."""
-    if any(sample.status.value in DONE for sample in samples):
-        return
-    record = record_of(samples[0])
-    raise MemoryWalkerError(
-        f"{path}: none of {len(samples)} rollouts came to an end; the first is {record.meta.status}: "
-        f"{record.meta.extra.get('error', record.meta.extra.get('stop'))}"
-    )
 
 
 class RolloutActor:

@@ -6,8 +6,9 @@ our driver. Each refusal says why, and which flag to change. It needs neither to
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime_plugin.config.cell import Cell
@@ -72,6 +73,19 @@ ABSENT: dict[str, tuple[str, Any, str]] = {
     ),
 }
 """Flag, attribute, the value that is right, and why another one is not."""
+
+
+def flag_problem(name: str, values: Sequence[str]) -> str | None:
+    """Why a flag is refused, before slime has parsed it; None if it is not."""
+    flag = name.removeprefix("--")
+    if flag not in ABSENT:
+        return None
+    _, right, why = ABSENT[flag]
+    if values and isinstance(right, float | int) and not isinstance(right, bool):
+        with contextlib.suppress(ValueError):
+            if float(values[0]) == right:
+                return None
+    return f"{name}: it cannot be used here: {why}; leave it out"
 
 
 def check_args(args: Namespace) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.method import Mask4d, Sdcc
-from slime_plugin.errors import ConfigError
+from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.methods import Layout, Row, lay_out
 from slime_plugin.methods.credit import LEFT_OUT, group_advantages
 from slime_plugin.record import Record
@@ -52,6 +52,7 @@ def convert(samples: Sequence[Sample], cell: Cell) -> dict[str, list[Any]]:
     if isinstance(cell.method, Mask4d) and cell.method.packing == "union":
         raise ConfigError("method.packing: union is not exact and kept for scoring only; train with packing trie")
     records = [as_sampled(sample) for sample in samples]
+    check_enough(records)
     removed = [sample.remove_sample for sample in samples]
     data: dict[str, list[Any]] = {}
     for rollout in lay_out_batch(records, [sample.index or 0 for sample in samples], cell, removed):
@@ -59,6 +60,16 @@ def convert(samples: Sequence[Sample], cell: Cell) -> dict[str, list[Any]]:
             for key, value in row.items():
                 data.setdefault(key, []).append(value)
     return data
+
+
+def check_enough(records: Sequence[Record]) -> None:
+    """A batch of which nothing can be trained is an error, and says why: training on nothing would go unnoticed."""
+    if all(record.meta.status in LEFT_OUT for record in records):
+        meta = records[0].meta
+        raise MemoryWalkerError(
+            f"none of {len(records)} rollouts came to an end; the first is {meta.status}: "
+            f"{meta.extra.get('error', meta.extra.get('stop'))}"
+        )
 
 
 def rewards_and_advantages(samples: Sequence[Sample], cell: Cell) -> tuple[list[float], list[float]]:

@@ -95,9 +95,9 @@ def test_paths_are_absolute_wherever_they_are_read(tmp_path: Path, monkeypatch: 
 
 
 def test_further_flags_are_checked() -> None:
-    cell = load_cell(CELL, ("cluster.flags={log-passrate: true, eval-function-path: a.b, use-wandb: false}",))
+    cell = load_cell(CELL, ("cluster.flags={log-multi-turn: true, eval-function-path: a.b, use-wandb: false}",))
     said = words(cell)
-    assert "--log-passrate" in said
+    assert "--log-multi-turn" in said
     assert "--use-wandb" not in said
     assert said[said.index("--eval-function-path") + 1] == "a.b"
     for settings, message in (
@@ -106,7 +106,7 @@ def test_further_flags_are_checked() -> None:
             r"cluster\.flags\.log-pasrate: slime has no flag --log-pasrate; use .*--log-passrate",
         ),
         ("cluster.flags={lr: 0.1}", r"cluster\.flags\.lr: the cell decides about --lr \(trainer\.lr\)"),
-        ("cluster.flags={log-passrate: 3}", "--log-passrate takes 0 values and has 1"),
+        ("cluster.flags={log-multi-turn: 3}", "--log-multi-turn takes 0 values and has 1"),
         ("cluster.flags={wandb-host: true}", "--wandb-host takes 1 value and has 0"),
         ("cluster.flags={wandb-key: secret}", "give it by an environment variable"),
         ("cluster.flags={sglang-api-key: secret}", "give it by an environment variable"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from slime_plugin.cluster.flags import known_flags
+from slime_plugin.cluster.flags import check_command_line, known_flags
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError
 from slime_plugin.seam.names import ROLLOUT_HOOKS, TRAINING_HOOKS
@@ -52,6 +53,19 @@ def test_a_flag_with_another_value_is_refused(flag: str) -> None:
     (problem,) = args_problems(wrong)
     assert problem.startswith(f"--{flag}: ")
     assert why in problem
+
+
+@pytest.mark.parametrize("flag", ABSENT)
+def test_it_is_refused_before_slime_has_parsed_it(flag: str) -> None:
+    _, right, why = ABSENT[flag]
+    values = [] if known_flags()[f"--{flag}"] == "0" else ["0.3"]
+    with pytest.raises(ConfigError, match=re.escape(f"command line: --{flag}: it cannot be used here: {why}")):
+        check_command_line([f"--{flag}", *values])
+    given: bool | list[str] = values or True
+    with pytest.raises(ConfigError, match=f"cluster.flags.{flag}: "):
+        args(f"cluster.flags={json.dumps({flag: given})}")
+    if values and isinstance(right, float | int):
+        check_command_line([f"--{flag}", str(right)])
 
 
 @pytest.mark.parametrize("flag", WHY_A_HOOK)

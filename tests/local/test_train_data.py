@@ -92,6 +92,12 @@ def test_a_rollout_that_is_left_out_stays_as_an_idle_row() -> None:
     assert data["rewards"][0] == 0.0, "alone in its group now"
 
 
+def test_a_batch_of_which_nothing_can_be_trained_is_an_error() -> None:
+    samples = samples_of(batch((None, None), ("failed", "aborted")))
+    with pytest.raises(MemoryWalkerError, match="none of 2 rollouts came to an end; the first is failed"):
+        convert(samples, Cell())
+
+
 def test_a_rollout_that_a_filter_removed_stays_in_the_baseline() -> None:
     samples = samples_of(batch((1.0, 0.0, 0.0, 0.5)))
     samples[1].remove_sample = True

@@ -38,6 +38,7 @@ class World:
 
     def __init__(self, run: Path, router: Router, *settings: str, more: tuple[str, ...] = ()) -> None:
         slime_imports()
+        from slime.observability import logging_utils
         from slime.rollout.data_source import RolloutDataSourceWithBuffer
         from slime.rollout.sglang_rollout import GenerateState
         from slime.utils.http_utils import init_http_client
@@ -61,13 +62,13 @@ class World:
         init_http_client(self.args)
         self.source = RolloutDataSourceWithBuffer(self.args)
         self.logged: dict[str, Any] = {}
+        logging_utils.log = lambda args, metrics, step_key: self.logged.update(metrics)
 
     def roll_out(self, iteration: int = 0, *, evaluation: bool = False) -> Any:
-        from slime.observability import logging_utils, rollout_metrics
+        from slime.observability import rollout_metrics
         from slime.rollout.base_types import call_rollout_fn
         from slime.rollout.sglang_rollout import generate_rollout
 
-        logging_utils.log = lambda args, metrics, step_key: self.logged.update(metrics)
         result = call_rollout_fn(generate_rollout, self.args, iteration, self.source, evaluation=evaluation)
         if evaluation:
             rollout_metrics.log_eval_rollout_data(iteration, self.args, result.data, result.metrics)
@@ -106,7 +107,7 @@ def test_evaluations_sample_as_they_are_told_and_are_recorded(world: World) -> N
     again = world.roll_out(1, evaluation=True)
     assert [sample.tokens for sample in first] == [sample.tokens for sample in again], "temperature 0"
     assert world.logged["eval/dev"] == np.mean([sample.reward for sample in again])
-    assert len(stored(world.run / "evaluation-dev-00001.records")) == len(again)
+    assert len(stored(world.run / "evaluation-dev-00002.records")) == len(again)
 
 
 def test_rollouts_that_slime_aborts_begin_anew_and_what_they_had_is_counted(
@@ -147,10 +148,13 @@ def test_dumps_are_replayed(world: World, tmp_path: Path) -> None:
 def test_recorded_rollouts_are_replayed(world: World, tmp_path: Path, router: Router) -> None:
     samples = world.roll_out(0)
     again = World(tmp_path / "again", router, f"cluster.replay={world.run}")
+    from slime.observability.rollout_metrics import log_rollout_data
     from slime.utils.misc import load_function
 
-    groups = load_function(again.args.rollout_function_path)(again.args, 0, again.source, evaluation=False)
-    replayed = [sample for group in groups for sample in group]
+    output = load_function(again.args.rollout_function_path)(again.args, 0, again.source, evaluation=False)
+    replayed = [sample for group in output.samples for sample in group]
+    log_rollout_data(0, again.args, replayed, output.metrics, 1.0)
+    assert again.logged["rollout/memorywalker/trained"] > 0
     _same(convert(samples, world.cell), convert(replayed, again.cell))
 
 

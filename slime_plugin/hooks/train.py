@@ -44,6 +44,6 @@ def before_train_step(
 def loss(
     args: Namespace, batch: Batch, logits: Tensor, sum_of_sample_mean: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """``--custom-loss-function-path``. Means over rollouts are formed from the batch itself, which also holds under
-    context parallelism in contiguous windows, where ``sum_of_sample_mean`` does not."""
+    """``--custom-loss-function-path``. Means over rollouts are formed from the batch itself, as ``sum_of_sample_mean``
+    would, because the sums for the metrics need the same weights."""
     return current().loss(batch, logits)

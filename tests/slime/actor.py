@@ -8,6 +8,7 @@ that a reference model is kept in, and the distributed optimizer, in whose place
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 from argparse import Namespace
@@ -280,7 +281,7 @@ def _note_calls(calls: list[str]) -> None:
             calls.append(name)
             return hook(*given, **named)
 
-        called.__signature__ = __import__("inspect").signature(hook)  # type: ignore[attr-defined]  # slime looks
+        called.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined]  # slime looks
         return called
 
     for name in ("init", "model_provider", "rollout_data_postprocess", "before_train_step", "loss"):

@@ -27,13 +27,13 @@ def flags() -> str:
         parsers.append(parser)
         return real(parser, ["--rollout-batch-size", "1"], *given[1:], **settings)
 
-    argparse.ArgumentParser.parse_known_args = note  # type: ignore[method-assign,assignment]
+    argparse.ArgumentParser.parse_known_args = note  # type: ignore[method-assign,assignment]  # for this call
     try:
         arguments.parse_args()
     except (AssertionError, ValueError, TypeError, FileNotFoundError):
         pass  # once all have been asked, slime validates what there is not
     finally:
-        argparse.ArgumentParser.parse_known_args = real  # type: ignore[method-assign]
+        argparse.ArgumentParser.parse_known_args = real  # type: ignore[method-assign]  # as it was
     found = {
         name: _takes(action)
         for parser in parsers

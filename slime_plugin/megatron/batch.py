@@ -51,6 +51,8 @@ class MicroBatch:
     """[M]"""
     rollout_logprobs: FloatArray
     """[M]"""
+    weight: FloatArray
+    """[M] factor of the token in the loss."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -103,6 +105,7 @@ def pack(items: Sequence[Item], multiple: int = 1) -> MicroBatch:
         rollout=np.repeat(np.array([item.rollout for item in items], dtype=np.int32), predicted),
         tape=np.concatenate([item.row.tape[item.predicted] for item in items]),
         rollout_logprobs=np.concatenate([item.row.rollout_logprobs[item.predicted] for item in items]),
+        weight=np.concatenate([item.row.weight[item.predicted] for item in items]),
     )
 
 

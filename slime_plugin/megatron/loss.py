@@ -95,7 +95,7 @@ def update_loss(
     divergence = None
     if leaves is not None and len(leaves.rows):
         divergence = forward_kl(logits[leaves.rows], leaves.hidden, leaves.weight, shard, top_k=leaves.top_k)
-        loss = loss + leaves.coefficient * (targets.weight[leaves.rows] * divergence.kl).sum()
+        loss = loss + leaves.coefficient * (targets.in_loss[leaves.rows] * divergence.kl).sum()
     apart = (targets.weight * (logprobs.detach() - logged).abs()).sum()
     drift = drift_sums(logprobs, logged, places)
     return loss, {"loss": loss.detach(), "drift": apart, **sums, **drift, **leaf_sums(divergence, loss.device)}
@@ -145,7 +145,8 @@ class UpdateLoss:
         weight = np.array([credit.token_weight for credit in self.credits])[rollout]
         old = batch.rollout_logprobs[share] if self.old is None else self.old.get(batch, share)
         reference = None if self.reference is None else _tensor(self.reference.get(batch, share), like)
-        return Targets(_tensor(advantage, like), _tensor(weight, like), _tensor(old, like), reference)
+        factor = _tensor(batch.weight[share], like)
+        return Targets(_tensor(advantage, like), _tensor(weight, like), _tensor(old, like), reference, factor)
 
 
 def _tensor(values: NDArray[np.floating], like: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Every trained token has a weight, which is its share of the batch: one over the number of rollouts, over the number of
 trained tokens of its rollout. The loss of a batch is the weighted sum over all its tokens, so it does not matter how
 they are spread over rows, micro-batches and ranks. A diverging leaf weighs as much as any other token of its rollout.
+What a record says its tokens count is a factor on top, on all that they contribute to the loss; shares stay the same.
 Legend: M trained tokens.
 """
 
@@ -26,10 +27,18 @@ class Targets:
 
     advantage: Tensor
     weight: Tensor
+    """Its share of the batch."""
     old_logprobs: Tensor
     """Under the weights that the policy had when the batch was started."""
     reference_logprobs: Tensor | None = None
     """Under the reference model; needed if the objective has a KL."""
+    factor: Tensor | None = None
+    """What its record says it counts; 1 if not given."""
+
+    @property
+    def in_loss(self) -> Tensor:
+        """[M] what all terms of the loss are multiplied with."""
+        return self.weight if self.factor is None else self.weight * self.factor
 
 
 POLICY_KEYS = ("policy", "entropy", "reference_kl", "clipped", "ratio")
@@ -38,7 +47,11 @@ POLICY_KEYS = ("policy", "entropy", "reference_kl", "clipped", "ratio")
 def policy_loss(
     logprobs: Tensor, entropy: Tensor, targets: Targets, objective: Objective
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch and its parts, all weighted sums: they add up over micro-batches and ranks."""
+    """The loss of a micro-batch and its parts, all weighted sums: they add up over micro-batches and ranks.
+
+    ``policy`` is the part of the loss. The other parts describe the policy, in nats per token, shares and ratios: they
+    are means over the trained tokens, whatever factors those have.
+    """
     ratio = (logprobs - targets.old_logprobs).exp()
     clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
     surrogate = -torch.minimum(ratio * targets.advantage, clipped * targets.advantage)
@@ -60,7 +73,8 @@ def policy_loss(
         parts["reference_kl"] = low_variance_kl(logprobs, targets.reference_logprobs)
         total = total + objective.kl * parts["reference_kl"]
     sums = {name: (targets.weight * part.detach()).sum() for name, part in parts.items()}
-    return (targets.weight * total).sum(), sums
+    sums["policy"] = (targets.in_loss * surrogate.detach()).sum()
+    return (targets.in_loss * total).sum(), sums
 
 
 def low_variance_kl(logprobs: Tensor, reference: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from slime_plugin.config import method as config
 from slime_plugin.methods import logittree, mask4d, naive_compressed, naive_full, sdcc
 from slime_plugin.methods.credit import Credit, assign_credit
 from slime_plugin.methods.row import Layout, Row, Teacher
+from slime_plugin.methods.weights import token_weights
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory
 
@@ -39,4 +40,4 @@ def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
     return METHODS[method.type](trajectory, method)
 
 
-__all__ = ["METHODS", "Credit", "Layout", "Row", "Teacher", "assign_credit", "lay_out"]
+__all__ = ["METHODS", "Credit", "Layout", "Row", "Teacher", "assign_credit", "lay_out", "token_weights"]

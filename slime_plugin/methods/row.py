@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from slime_plugin.methods.weights import token_weights
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, read_only
 from slime_plugin.tree import Trajectory, Trie
@@ -48,8 +49,14 @@ class Row:
     """[N] the token is trained, here and in no other row of the rollout."""
     rollout_logprobs: FloatArray
     """[N] as logged at decode time; NaN where there is no loss."""
+    weight: FloatArray = field(default_factory=lambda: np.ones(1, dtype=np.float32))
+    """[N] factor of everything the token contributes to the loss (:func:`.weights.token_weights`); 1 where there is
+    none."""
     lifetimes: Lifetimes | None = None
     """Only for the union packing, whose attention is not a tree."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", np.broadcast_to(self.weight, len(self)))  # read-only, whatever it was
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -144,7 +151,8 @@ def _row(
     lifetimes: Lifetimes | None = None,
 ) -> Row:
     logprobs = np.where(loss_mask, record.logprobs[tape], np.float32(np.nan))
-    row = Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs, lifetimes)
+    weight = np.where(loss_mask, token_weights(record)[tape], np.float32(1))
+    row = Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs, weight, lifetimes)
     for column in (row.tokens, tape, parent, position, loss_mask, logprobs):
         read_only(column)
     return row

@@ -9,21 +9,28 @@ The parts are sound on their own by now (see :mod:`.parts`). What is asked here,
 * a sampled token was appended: in the view of its layer it stands after every older token of that layer and before
   every newer one, and something precedes it, or no distribution could have produced it;
 * two neighbouring views differ by an edit: a view that merely extends the one before with new tokens is the same
-  layer.
+  layer;
+* weights for training, if the meta data has any, are given to spans of the tape, in order and disjoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from slime_plugin.errors import Defect
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
-from slime_plugin.record.meta import Edit
+from slime_plugin.record.meta import Edit, Meta
 
 LARGEST_LOGPROB = 1e-3
 """A log-probability is at most 0; engines that work in low precision overshoot by a rounding error, not by more."""
+
+WEIGHTS = "weights"
+"""Under this key of the meta data: what tokens count in training, as ``[[start, stop, weight], ...]``."""
+LARGEST_WEIGHT = 1e18
+"""A weight beyond this has no finite product with a loss in float32."""
 
 
 def logprob_defects(generated: BoolArray, logprobs: FloatArray) -> Iterator[Defect]:
@@ -135,3 +142,45 @@ def _order_defects(generated: BoolArray, k: int, view: IntArray, fresh: BoolArra
             else "nothing was edited before view 0, so it is the beginning of the tape, in order"
         )
         yield Defect(f"views[{k}]", f"position {p} stands {side} position {other}; {reason}")
+
+
+def weight_defects(meta: Meta, length: int) -> Iterator[Defect]:
+    """Of what tokens count in training, on a tape of ``length`` tokens.
+
+    >>> list(weight_defects(Meta(extra={"weights": [[0, 2, 0.5], [2, 9, 0]]}), 4))[0].field
+    'meta.weights[1]'
+    """
+    if WEIGHTS not in meta.extra:
+        return
+    entries = meta.extra[WEIGHTS]
+    if not isinstance(entries, list | tuple):
+        what = f"{type(entries).__name__} is not a list; give [[start, stop, weight], ...]"
+        yield Defect(f"meta.{WEIGHTS}", f"{what}, or leave it out if every token counts 1")
+        return
+    end = 0
+    for i, entry in enumerate(entries):
+        problem = _weight_problem(entry, end, length)
+        if problem is not None:
+            yield Defect(f"meta.{WEIGHTS}[{i}]", problem)
+            return
+        end = entry[1]
+
+
+def _weight_problem(entry: Any, end: int, length: int) -> str | None:
+    """``end`` is where the span before it ends."""
+    if not isinstance(entry, list | tuple) or len(entry) != 3:
+        return f"{entry!r:.40} is not a span with its weight; give [start, stop, weight]"
+    start, stop, weight = entry
+    if type(start) is not int or type(stop) is not int:
+        return f"start {start!r:.20} and stop {stop!r:.20} must be whole numbers; give tape positions [start, stop)"
+    span = f"span [{start!r:.20}, {stop!r:.20})"
+    if not 0 <= start < stop <= length:
+        return f"{span} is not on the tape of {length} tokens; give positions with 0 <= start < stop <= {length}"
+    if start < end:
+        return f"{span} begins before {end}, where the one before it ends; give spans in order, none overlapping"
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= LARGEST_WEIGHT:
+        return (
+            f"weight {weight!r:.40} of {span} is not a number from 0 to {LARGEST_WEIGHT:g}; give the factor of its "
+            "tokens in the loss, where 1 is what every other token has"
+        )
+    return None

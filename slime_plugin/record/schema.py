@@ -29,7 +29,7 @@ import numpy as np
 
 from slime_plugin.errors import Defect, RecordError, printable
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
-from slime_plugin.record.checks import edit_defects, history_defects, logprob_defects
+from slime_plugin.record.checks import edit_defects, history_defects, logprob_defects, weight_defects
 from slime_plugin.record.meta import Edit, Json, Meta
 from slime_plugin.record.parts import as_edits, as_extra, as_flags, as_logprobs, as_meta, as_tokens, as_views
 
@@ -91,7 +91,7 @@ class Record:
             object.__setattr__(self, name, part)
             return True
 
-        keep("meta", as_meta(meta))
+        has_meta = keep("meta", as_meta(meta))
         keep("extra", as_extra(extra, FIELDS))
         has_edits = keep("edits", as_edits(edits))
         if keep("tokens", as_tokens(tokens)) or _length(tokens):  # or nothing can be said of what lies along the tape
@@ -105,6 +105,8 @@ class Record:
                 found.extend(edit_defects(self.views, self.edits))
             if has_views and has_generated:
                 found.extend(history_defects(self.generated, self.views))
+            if has_meta:
+                found.extend(weight_defects(self.meta, length))
         if found:
             raise RecordError(record_label(meta), found)
 

@@ -5,6 +5,7 @@ along a micro-batch and hands to the model and to the loss:
 
 ``parent``   index of the token it follows, within its row, and ``length``, how many those are; only for trees
 ``place``    what happened last before the token was sampled (:mod:`slime_plugin.tree.places`)
+``weight``   factor of the token in the loss, on all rows of the batch, if one of its trained tokens has another than 1
 ``rollout``, ``leaf``   number of its rollout, and which diverging leaf of it the token is, or -1; only for SDCC
 
 SDCC's teacher rows ride in ``prompt``, on the row they teach. Loss weights count rollouts: ``rewards`` is the advantage
@@ -54,9 +55,11 @@ def convert(samples: Sequence[Sample], cell: Cell) -> dict[str, list[Any]]:
     records = [as_sampled(sample) for sample in samples]
     check_enough(records)
     removed = [sample.remove_sample for sample in samples]
+    rollouts = list(lay_out_batch(records, [sample.index or 0 for sample in samples], cell, removed))
+    weighted = any((row.weight != 1).any() for rollout in rollouts for row in rollout.layout.rows)
     data: dict[str, list[Any]] = {}
-    for rollout in lay_out_batch(records, [sample.index or 0 for sample in samples], cell, removed):
-        for row in _rows(rollout, cell):
+    for rollout in rollouts:
+        for row in _rows(rollout, cell, weighted=weighted):
             for key, value in row.items():
                 data.setdefault(key, []).append(value)
     return data
@@ -99,7 +102,7 @@ def lay_out_batch(
         yield Rollout(number, record, layout, places_of(trajectory), advantage)
 
 
-def _rows(rollout: Rollout, cell: Cell) -> Iterator[dict[str, Any]]:
+def _rows(rollout: Rollout, cell: Cell, *, weighted: bool) -> Iterator[dict[str, Any]]:
     layout, meta = rollout.layout, rollout.record.meta
     same: dict[str, Any] = {
         "rewards": rollout.advantage,
@@ -113,6 +116,8 @@ def _rows(rollout: Rollout, cell: Cell) -> Iterator[dict[str, Any]]:
     for row in rows:
         first = max(1, int(row.loss_mask.argmax()))  # nothing precedes the first token, so it is never trained
         per_token: dict[str, Any] = {"place": rollout.places[row.tape]}
+        if weighted:
+            per_token["weight"] = np.array(row.weight)
         if isinstance(cell.method, Mask4d):
             per_token |= {"parent": np.array(row.parent), "length": np.array([len(row)], dtype=np.int32)}
         if isinstance(cell.method, Sdcc):

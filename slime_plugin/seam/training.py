@@ -157,7 +157,8 @@ class Training:
         logged = of("rollout_log_probs")
         old = logged if batch.get("log_probs") is None else of("log_probs")
         reference = None if batch.get("ref_log_probs") is None else of("ref_log_probs")
-        targets = Targets(of("advantages"), trained.weight, old, reference)
+        weight = extra["weight"].to(trained.weight)[trained.stream] if "weight" in extra else None
+        targets = Targets(of("advantages"), trained.weight, old, reference, weight)
         places = extra["place"].to(device)[trained.stream].long()
         shard = Shard.of(self.architecture.vocabulary, rows.shape[1], self.groups.tp)
         leaves = self._leaves(extra, trained)

@@ -48,6 +48,8 @@ class Job:
     objective: Objective
     trainer: Trainer
     dtype: torch.dtype = torch.float64
+    ones: bool = False
+    """Every token travels with a weight of 1, which is not sent for its own sake."""
     wrapped: bool = False
     """In the wrapper that Megatron puts around models in bfloat16, and slime therefore around ours."""
 
@@ -93,6 +95,9 @@ def _batch(job: Job, args: Namespace, method: Method, context_rank: int) -> list
         put_record(sample, record)
         samples.append(sample)
     data = convert_samples(args, samples)
+    if job.ones:
+        for inputs, tokens in zip(data["multimodal_train_inputs"], data["tokens"], strict=True):
+            inputs["weight"] = np.ones(len(tokens), dtype=np.float32)
     rows = [(r, row) for r, record in enumerate(job.records) for row in lay_out(record, method).rows]
     data["ref_log_probs"] = [
         job.references[r][row.tape[-length:]] for (r, row), length in zip(rows, data["response_lengths"], strict=True)

@@ -36,30 +36,30 @@ WEIGHT = 0.7
 def test_exact_methods_are_one_forward_per_token(truth: Truth, split: str) -> None:
     loss, gradients = truth.exact(torch.float64)
     for outcomes in _run(truth, split, EXACT):
-        _check(outcomes, split, loss, gradients)
+        check(outcomes, split, loss, gradients)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_sdcc_is_the_compressed_walk_with_a_kl(truth: Truth, split: str) -> None:
     loss, gradients = truth.distilled(torch.float64, WEIGHT)
     (outcomes,) = _run(truth, split, (Sdcc(weight=WEIGHT, warmup=0),))
-    _check(outcomes, split, loss, gradients)
+    check(outcomes, split, loss, gradients)
 
 
 @pytest.mark.parametrize("split", ["one", "tp2+sp pp2", "cp2"])
 def test_the_naive_methods_are_one_walk_each(truth: Truth, split: str) -> None:
     compressed, full = _run(truth, split, (NaiveCompressed(), NaiveFull()))
-    _check(compressed, split, *truth.distilled(torch.float64, 0.0))
-    _check(full, split, *truth.full(torch.float64))
+    check(compressed, split, *truth.distilled(torch.float64, 0.0))
+    check(full, split, *truth.full(torch.float64))
 
 
 @pytest.mark.parametrize("split", INTERLEAVED)
 def test_virtual_stages_are_one_forward_per_token_too(deep: Truth, split: str) -> None:
     exact, distilled = deep.exact(torch.float64), deep.distilled(torch.float64, WEIGHT)
     for outcomes in _run(deep, split, (LogitTree(), Mask4d())):
-        _check(outcomes, split, *exact)
+        check(outcomes, split, *exact)
     (outcomes,) = _run(deep, split, (Sdcc(weight=WEIGHT, warmup=0),))
-    _check(outcomes, split, *distilled)
+    check(outcomes, split, *distilled)
 
 
 @pytest.mark.parametrize("top_k", [None, 9])
@@ -85,7 +85,7 @@ def _run(truth: Truth, split: str, methods: tuple[Method, ...]) -> list[tuple[Ou
     return list(zip(*run_ranks(trainer.ranks, update, job, methods), strict=True))
 
 
-def _check(outcomes: tuple[Outcome, ...], split: str, loss: float, gradients: dict[str, torch.Tensor]) -> None:
+def check(outcomes: tuple[Outcome, ...], split: str, loss: float, gradients: dict[str, torch.Tensor]) -> None:
     found: dict[str, torch.Tensor] = {}
     for outcome in outcomes:
         found.update(outcome.gradients)

@@ -172,7 +172,8 @@ def grpo(
 ) -> torch.Tensor:
     """Mean over rollouts of the mean over tokens of the clipped, regularised policy loss.
 
-    Ratios are to ``old`` log-probabilities, by default to those that were logged.
+    Ratios are to ``old`` log-probabilities, by default to those that were logged. A token counts as much as its record
+    says, and is still one token of the mean.
     """
     logged = [rollout.record.logprobs for rollout in rollouts] if old is None else old
     metas = [rollout.record.meta for rollout in rollouts]
@@ -192,8 +193,10 @@ def grpo(
             log_ratio = float(reference[position]) - new
             reference_kl = torch.exp(log_ratio) - log_ratio - 1
             entropy = -(probabilities * torch.log(probabilities)).sum()
-            tokens.append(policy + objective.kl * reference_kl - objective.entropy * entropy)
-        losses.append(torch.stack(tokens).mean())
+            counts = counts_for(rollout.record, position)
+            if counts:  # what counts nothing is not there at all
+                tokens.append(counts * (policy + objective.kl * reference_kl - objective.entropy * entropy))
+        losses.append(torch.stack(tokens).sum() / len(scored))
     return torch.stack(losses).mean()
 
 
@@ -204,9 +207,24 @@ def distillation(students: Sequence[Scores], teachers: Sequence[Scores], rollout
         total = torch.zeros((), dtype=torch.float64)
         for position in diverging(rollout):
             target = torch.softmax(teacher[position][1].detach(), -1)
-            total = total + (target * (target.log() - torch.log_softmax(student[position][1], -1))).sum()
+            kl = (target * (target.log() - torch.log_softmax(student[position][1], -1))).sum()
+            counts = counts_for(rollout.record, position)
+            total = total + counts * kl if counts else total
         losses.append(total / len(student))
     return torch.stack(losses).mean()
+
+
+def with_weights(rollout: Rollout, weights: list[list[float]]) -> Rollout:
+    meta = replace(rollout.record.meta, extra={"weights": weights})
+    return replace(rollout, record=replace(rollout.record, meta=meta))
+
+
+def counts_for(record: Record, position: int) -> float:
+    """What one token counts in training."""
+    for start, stop, weight in record.meta.extra.get("weights", []):
+        if start <= position < stop:
+            return float(weight)
+    return 1.0
 
 
 def gradients(model: Qwen3ForCausalLM, loss: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -42,6 +42,40 @@ def spoken(text: str) -> str:
     return text.partition("</think>")[2]
 
 
+def split_thought(text: str) -> tuple[str | None, str]:
+    """The thought that a turn begins with, if there is one, and the rest.
+
+    A chat template may open the thought itself, so that only its end is sampled.
+
+    >>> split_thought("<think>\\nor not</think>\\n\\nyes"), split_thought("or not</think>yes"), split_thought("yes")
+    (('\\nor not', '\\n\\nyes'), ('or not', 'yes'), (None, 'yes'))
+    """
+    begun, tag, after = text.partition("<think>")
+    if tag and not begun.strip():
+        thought, _, rest = after.partition("</think>")
+        return thought, rest
+    thought, tag, rest = text.partition("</think>")
+    return (thought, rest) if tag else (None, text)
+
+
+def split_calls(text: str) -> tuple[str, list[Call]]:
+    """What was said beside the calls, and the calls. A call that cannot be read stays text.
+
+    >>> split_calls('Look: <tool_call>{"name": "ls"}</tool_call> <tool_call>{"na')
+    ('Look:  <tool_call>{"na', [Call(name='ls', arguments={})])
+    """
+    calls: list[Call] = []
+
+    def taken(match: re.Match[str]) -> str:
+        call = _parse(match[1], closed=match[2] == "</tool_call>")
+        if isinstance(call, BadCall):
+            return match[0]
+        calls.append(call)
+        return ""
+
+    return _CALL.sub(taken, text), calls
+
+
 def parse_calls(text: str) -> list[Call | BadCall]:
     """The calls in what the policy said, in order.
 

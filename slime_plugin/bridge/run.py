@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugin.bridge.engine.base import Engine, EngineError
-from slime_plugin.bridge.harness import Harness
+from slime_plugin.bridge.harness import Running, Surroundings
 from slime_plugin.bridge.messages import Question
 from slime_plugin.bridge.questions import ATTEMPT
-from slime_plugin.bridge.session import Session, session_seed
+from slime_plugin.bridge.session import session_seed
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record, StoreWriter, scan_store
@@ -158,11 +158,11 @@ def jobs_left(store: Path, questions: Sequence[Question], samples: int) -> list[
 
 
 async def run_jobs(
-    harness: Harness,
+    harness: Surroundings,
     engine: Engine,
     jobs: Iterable[Job],
     store: StoreWriter,
-    watch: Callable[[Record, Session], None],
+    watch: Callable[[Record, Running], None],
     stop: asyncio.Event,
 ) -> None:
     """Sample the jobs. Once ``stop`` is set no more are begun, and those under way end as aborted.
@@ -171,14 +171,14 @@ async def run_jobs(
     for its sake, the others would too. Then ``stop`` is set, and :class:`EngineError` raised at the end.
     """
     waiting = iter(jobs)
-    active: set[Session] = set()
+    active: set[Running] = set()
     limits = harness.limits
     enough = max(limits.concurrency, FEWEST_FAILURES)
     failures: list[str] = []  # in a row, for the engine's sake
 
     async def worker() -> None:
         for job in _until(waiting, stop):
-            session = Session(harness, engine, job.question, job.id, session_seed(limits.seed, job.name))
+            session = harness.begin(engine, job.question, job.id, session_seed(limits.seed, job.name))
             active.add(session)
             try:
                 record = await session.run()

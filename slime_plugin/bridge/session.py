@@ -18,18 +18,20 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_plugin.bridge.calls import BadCall, Call, parse_calls, spoken, unknown_tool, wrong_arguments
 from slime_plugin.bridge.chat.base import encodable
 from slime_plugin.bridge.context import Context, Segment
 from slime_plugin.bridge.engine.base import Engine, EngineError, Generation, RefusedError, Request
-from slime_plugin.bridge.harness import Harness
 from slime_plugin.bridge.messages import Message, Question
 from slime_plugin.bridge.reward import Outcome, extract_answer
 from slime_plugin.bridge.tools.base import Schema, ToolError
 from slime_plugin.errors import MemoryWalkerError, RecordError
 from slime_plugin.record import Meta, Record
+
+if TYPE_CHECKING:
+    from slime_plugin.bridge.harness import Harness  # which begins sessions
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")

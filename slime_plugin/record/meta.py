@@ -13,8 +13,9 @@ from typing import Any
 
 from slime_plugin.errors import Defect, nearest
 
-KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "unknown")
-"""What an edit did. ``unknown`` is for a break in the context whose cause could not be recovered."""
+KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "unknown", "switch")
+"""What an edit did. ``unknown`` is for a break in the context whose cause could not be recovered; with a ``switch``
+another conversation of the same rollout goes on, such as that of a subagent, and nothing was edited."""
 
 STATUSES = ("completed", "truncated", "aborted", "failed")
 """How a rollout ends. A record may carry another word (a harness may know more); what gives credit refuses it, because

@@ -57,12 +57,19 @@ class Step:
     junction: int
     evicted: IntArray
     restored: IntArray
+    cause: str | None = None
+    """Why, where it was recovered from what an agent sent."""
+    conversation: str | None = None
+    """Which conversation goes on after it, where a rollout has several."""
 
     def __str__(self) -> str:
         author = f" by {printable(self.author, 40)}" if self.author else ""
         parts = [f"evicts {self.evicted.size}"] if self.evicted.size else []
         parts += [f"restores {self.restored.size}"] if self.restored.size else []
-        return f"{self.kind}{author} after {self.junction} tokens: {', '.join(parts) or 'inserts only'}"
+        cause = f" ({printable(self.cause, 40)})" if self.cause else ""
+        where = f"; {printable(self.conversation, 40)} goes on" if self.conversation else ""
+        what = ", ".join(parts) or "inserts only"
+        return f"{self.kind}{cause}{author} after {self.junction} tokens: {what}{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,12 @@ class Staircase:
                 evicted = trajectory.evicted(k)
                 row[evicted] = np.where(row[evicted] == Role.GENERATED, Role.GENERATED_EVICTED, Role.EVICTED)
                 edit = record.edits[k]
-                steps.append(Step(edit.kind, edit.author, trajectory.junctions[k], evicted, trajectory.restored(k)))
+                told = [edit.extra.get(key) for key in ("cause", "conversation")]
+                cause, conversation = (text if isinstance(text, str) else None for text in told)
+                restored = trajectory.restored(k)
+                steps.append(
+                    Step(edit.kind, edit.author, trajectory.junctions[k], evicted, restored, cause, conversation)
+                )
         return cls(trajectory, roles, tuple(steps), _pieces(trajectory))
 
     def describe(self, k: int) -> str:

@@ -18,7 +18,7 @@ import pytest
 from slime_plugin.bridge.context import Context
 from slime_plugin.bridge.engine.base import EngineError, Generation, Request
 from slime_plugin.bridge.engine.sglang import SglangEngine
-from slime_plugin.bridge.harness import open_harness
+from slime_plugin.bridge.harness import Running, open_harness
 from slime_plugin.bridge.questions import read_questions
 from slime_plugin.bridge.run import STORE, jobs_left, run_jobs
 from slime_plugin.bridge.server import Flags, Router, Server
@@ -59,7 +59,7 @@ def test_an_engine_that_is_killed_in_mid_turn_and_restarted_costs_no_rollout(pol
     async def play() -> None:
         restarting: list[asyncio.Task[None]] = []
 
-        def watch(record: Record, session: Session) -> None:
+        def watch(record: Record, session: Running) -> None:
             if not restarting:
                 os.killpg(server.pid, signal.SIGKILL)
                 restarting.append(asyncio.create_task(asyncio.to_thread(restart)))

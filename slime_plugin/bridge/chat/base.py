@@ -9,15 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from slime_plugin.bridge.messages import Message
-from slime_plugin.bridge.tools.base import Schema
 from slime_plugin.errors import MemoryWalkerError
 
 
 class ChatError(MemoryWalkerError):
     """A tokenizer or template with which a conversation cannot be continued token by token."""
+
+
+class Described(Protocol):
+    """A tool as the policy is told of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]:
+        """As the function schema that chat templates expect."""
+        ...
 
 
 class Chat(Protocol):
@@ -28,12 +38,20 @@ class Chat(Protocol):
         """Tokens that end a turn."""
         ...
 
-    def prompt(self, system: str, question: str, tools: Sequence[Schema]) -> list[int]:
-        """What every rollout of a question begins with."""
+    def prompt(self, system: str, question: str, tools: Sequence[Described]) -> list[int]:
+        """What every rollout of a question begins with: the head and the question."""
+        ...
+
+    def head(self, system: str, tools: Sequence[Described]) -> list[int]:
+        """What stands before the first message; nothing if there is nothing to say."""
         ...
 
     def render(self, message: Message) -> list[int]:
         """A message that follows a finished turn or another message."""
+        ...
+
+    def reply(self, text: str) -> list[int]:
+        """A whole turn that nobody sampled, from its text."""
         ...
 
     def open_turn(self) -> list[int]:

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from slime_plugin.bridge.chat.base import ChatError, check_vocabulary, cut_note, encodable
+from slime_plugin.bridge.chat.base import ChatError, Described, check_vocabulary, cut_note, encodable
 from slime_plugin.bridge.messages import Message
-from slime_plugin.bridge.tools.base import Schema
 
 _TOOLS = """
 
@@ -70,16 +69,21 @@ class ChatML:
         check_vocabulary(folder, tokenizer.get_vocab_size(with_added_tokens=True))
         return cls(tokenizer, thinking=thinking)
 
-    def prompt(self, system: str, question: str, tools: Sequence[Schema]) -> list[int]:
+    def prompt(self, system: str, question: str, tools: Sequence[Described]) -> list[int]:
+        return [*self.head(system, tools), *self._piece("user", question)]
+
+    def head(self, system: str, tools: Sequence[Described]) -> list[int]:
         if tools:
             system += _TOOLS.format(schemas="\n".join(json.dumps(tool.to_json(), ensure_ascii=False) for tool in tools))
-        head = self._piece("system", system) if system else ()
-        return [*head, *self._piece("user", question)]
+        return list(self._piece("system", system)) if system else []
 
     def render(self, message: Message) -> list[int]:
         if message.role == "tool":
             return list(self._piece("user", f"<tool_response>\n{message.content}\n</tool_response>"))
         return list(self._piece(message.role, message.content))
+
+    def reply(self, text: str) -> list[int]:
+        return [*self._opening, *self._encode(text), self._end, *self._newline]
 
     def open_turn(self) -> list[int]:
         return self._opening

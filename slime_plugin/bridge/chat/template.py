@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 import jinja2
 
-from slime_plugin.bridge.chat.base import ChatError, check_vocabulary, cut_note, encodable
+from slime_plugin.bridge.chat.base import ChatError, Described, check_vocabulary, cut_note, encodable
 from slime_plugin.bridge.messages import Message
-from slime_plugin.bridge.tools.base import Schema
 
 _QUESTION = {"role": "user", "content": "Which question?"}
 _REPLY = {"role": "assistant", "content": "<think>\nThis or that.\n</think>\n\nThis one."}
@@ -82,7 +81,7 @@ class TemplateChat:
         check_vocabulary(folder, len(tokenizer))
         return cls(tokenizer, thinking=thinking)
 
-    def prompt(self, system: str, question: str, tools: Sequence[Schema]) -> list[int]:
+    def prompt(self, system: str, question: str, tools: Sequence[Described]) -> list[int]:
         begun = [{"role": "system", "content": self._harmless(system)}] if system else []
         begun.append({"role": "user", "content": self._harmless(question)})
         schemas = [tool.to_json() for tool in tools] or None
@@ -102,6 +101,19 @@ class TemplateChat:
         if not piece:
             raise ChatError(f"the chat template leaves messages of role {message.role} out; set rollout.chat to chatml")
         return piece
+
+    def head(self, system: str, tools: Sequence[Described]) -> list[int]:
+        question = self.render(Message("user", _QUESTION["content"]))
+        begun = self.prompt(system, _QUESTION["content"], tools)
+        if begun[-len(question) :] != question:
+            raise ChatError(
+                "the chat template renders the first question in another way than later ones, so what stands before it "
+                "cannot be told; set rollout.chat to chatml"
+            )
+        return begun[: -len(question)]
+
+    def reply(self, text: str) -> list[int]:
+        return [*self._opening, *self._encode(self._harmless(text)), *self._closing]
 
     def open_turn(self) -> list[int]:
         return self._opening

@@ -29,8 +29,8 @@ def editor_factory(harness: Harness) -> Callable[[], Editor[Any]]:
     """Makes the editor of one rollout. Whatever is wrong with the settings is said now, not then."""
     if isinstance(harness, ClaudeCode | OpenCode):
         raise ConfigError(
-            f"harness: {harness.type} is an agent of its own and is served through the tap, which is not part of this "
-            f"version; use one of {', '.join(EDITORS)}"
+            f"harness: {harness.type} is an agent of its own, served through the tap, and has no editor; use one of "
+            f"{', '.join(EDITORS)} here"
         )
     if not isinstance(harness, CustomEditor):
         editor = EDITORS[harness.type]

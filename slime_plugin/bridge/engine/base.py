@@ -70,3 +70,10 @@ class Engine(Protocol):
     async def generate(self, request: Request) -> Generation:
         """Raises :class:`EngineError`. Cancelling the call aborts the request on the engine."""
         ...
+
+
+class NoEngine:
+    """For what was sampled before and is only read again."""
+
+    async def generate(self, request: Request) -> Generation:
+        raise EngineError(f"there is no engine for a turn of {request.session}")

@@ -1,0 +1,135 @@
+"""All contexts of a session as one tree of pieces: a request is a path in it.
+
+A request that only appends to an earlier one ends a few nodes below it. Only what is new in it is rendered; the rest is
+looked up piece by piece, which takes a few microseconds each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slime_plugin.bridge.chat.base import Chat
+from slime_plugin.tap.messages import Payload, Reply, Result, Text
+from slime_plugin.tap.pieces import Piece, Renderer, Turn, meaning
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A context: the pieces on the way to it."""
+
+    id: int
+    parent: Node | None
+    piece: Piece | None
+    """None for the root."""
+    length: int = 0
+    """Tokens on the way to it."""
+    children: dict[str, Node] = field(default_factory=dict)
+    """By the key of their piece."""
+
+    def path(self) -> list[Node]:
+        """From the first piece to this."""
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def pieces(self) -> list[Piece]:
+        return [node.piece for node in self.path() if node.piece is not None]
+
+    def tokens(self) -> list[int]:
+        tokens: list[int] = []
+        for piece in self.pieces():
+            tokens.extend(piece.tokens)
+        return tokens
+
+
+class Contexts:
+    """The tree, and what the policy said in it."""
+
+    def __init__(self, chat: Chat, *, keep_thoughts: bool = True) -> None:
+        self.renderer = Renderer(chat)
+        self.root = Node(0, None, None)
+        self.nodes = [self.root]
+        self.turns: list[Turn] = []
+        self._keep_thoughts = keep_thoughts
+        self._meant: dict[str, list[Turn]] = {}
+        self._by_id: dict[str, Turn] = {}
+        self._sampled_at: dict[int, list[Turn]] = {}
+
+    def place(self, payload: Payload) -> Node:
+        """The node of a request's context. Pieces that were not there are there now."""
+        parts = payload.parts
+        system = parts[0].text if parts and isinstance(parts[0], Text) and parts[0].role == "system" else ""
+        head = self.renderer.head(system, payload.tools)
+        node = self.root if head is None else self.add(self.root, head)
+        questions = [i for i, part in enumerate(parts) if isinstance(part, Text) and part.role == "user"]
+        last_question = questions[-1] if questions else -1
+        for i, part in enumerate(parts):
+            if i == 0 and system:
+                continue
+            if isinstance(part, Text):
+                piece = self.renderer.text(part)
+            elif isinstance(part, Result):
+                piece = self.renderer.result(part)
+            else:
+                piece = self._came_back(part, node, thought=self._keep_thoughts or i > last_question)
+            node = self.add(node, piece)
+        return node
+
+    def add(self, parent: Node, piece: Piece) -> Node:
+        node = parent.children.get(piece.key)
+        if node is None:
+            node = Node(len(self.nodes), parent, piece, parent.length + len(piece.tokens))
+            parent.children[piece.key] = node
+            self.nodes.append(node)
+        return node
+
+    def add_turn(self, turn: Turn) -> Node:
+        """What was sampled under the context of a node."""
+        self.turns.append(turn)
+        self._by_id[turn.id] = turn
+        self._sampled_at.setdefault(turn.at, []).append(turn)
+        self._meant.setdefault(meaning(turn.said.text, turn.said.calls), []).append(turn)
+        return self.add(self.nodes[turn.at], self.renderer.turn(turn))
+
+    def turn(self, id: str) -> Turn | None:
+        return self._by_id.get(id)
+
+    def _came_back(self, reply: Reply, node: Node, *, thought: bool) -> Piece:
+        turn = self._find(reply, node)
+        if turn is not None:
+            return self.renderer.turn(turn, thought=thought)
+        return self.renderer.reply(reply)
+
+    def _find(self, reply: Reply, node: Node) -> Turn | None:
+        """The turn that a message is: of several that mean the same the one that was sampled here, or else the one
+        that the client names, or else the last."""
+        for turn in self._sampled_at.get(node.id, ()):  # the usual case, without looking for a meaning
+            if _equal(reply, turn):
+                return turn
+        try:
+            same = self._meant.get(meaning(reply.text, reply.calls), [])
+        except (ValueError, TypeError, RecursionError):  # what no policy of ours can have said
+            return None
+        if reply.thought is not None:
+            words = reply.thought.split()
+            same = [turn for turn in same if (turn.said.thought or "").split() == words]
+        named = {reply.signature, *(call.id.removeprefix("call_").rpartition("_")[0] for call in reply.calls)}
+        return max(same, key=lambda turn: (turn.at == node.id, turn.id in named, turn.number), default=None)
+
+    def rendered_again(self) -> list[tuple[int, ...]]:
+        """Tokens of the messages of the assistant's that no turn was found for."""
+        found = [node.piece for node in self.nodes if node.piece is not None and node.piece.role == "assistant"]
+        return list({piece.key: piece.tokens for piece in found if piece.turn is None}.values())
+
+
+def _equal(reply: Reply, turn: Turn) -> bool:
+    """To the letter, but for a thought that was left out and the ids of calls."""
+    said = turn.said
+    return (
+        reply.text.strip() == said.text
+        and (reply.thought is None or reply.thought.strip() == said.thought)
+        and [(call.name, call.arguments) for call in reply.calls] == [(c.name, c.arguments) for c in said.calls]
+    )

@@ -1,0 +1,262 @@
+"""Anthropic's Messages API: ``/v1/messages`` and ``/v1/messages/count_tokens``.
+
+Not looked at, as no model sees it: cache marks, metadata, how much to think, betas, context management.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime_plugin.errors import printable
+from slime_plugin.tap.dialects.base import NOTHING, dump, event, write_arguments
+from slime_plugin.tap.dialects.reading import Conversation, Field, distinct, read_tool, something
+from slime_plugin.tap.messages import Answer, Call, Finish, Kind, Payload, TapError, TooLongError, ToolSpec
+
+NOISE = "x-anthropic-billing-header:"
+"""Begins a system block that the provider takes out before its model sees it; it changes between requests."""
+NOT_JSON = "INVALID_JSON"
+"""Key under which arguments that are no JSON object go over the wire: an input is always an object here."""
+
+STOP_REASONS: dict[Finish, str] = {
+    "stop": "end_turn",
+    "calls": "tool_use",
+    "length": "max_tokens",
+    "context": "model_context_window_exceeded",
+}
+ERRORS: dict[Kind, tuple[int, str]] = {
+    "invalid": (400, "invalid_request_error"),
+    "too_long": (400, "invalid_request_error"),
+    "authentication": (401, "authentication_error"),
+    "not_found": (404, "not_found_error"),
+    "slow": (408, "timeout_error"),
+    "too_large": (413, "request_too_large"),
+    "internal": (500, "api_error"),
+    "overloaded": (529, "overloaded_error"),
+}
+
+
+class Anthropic:
+    keep_alive = event({"type": "ping"}, "ping")
+
+    def read(self, body: Mapping[str, Any]) -> Payload:
+        top = Field(body)
+        _refuse_unknown(top)
+        conversation = Conversation()
+        for text in _texts(top["system"]):
+            conversation.said("system", text)
+        referenced: set[str] = set()
+        for message in top["messages"].each():
+            _read_message(message, conversation, referenced)
+            conversation.end()
+        return Payload(
+            model=top["model"].text(),
+            parts=something(conversation.parts(), top["messages"]),
+            tools=_read_tools(top["tools"], referenced),
+            max_tokens=top["max_tokens"].count(),
+            stream=top["stream"].flag(),
+            may_call=_may_call(top["tool_choice"]),
+        )
+
+    def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return NOTHING
+
+    def whole(self, answer: Answer, echo: Mapping[str, Any] = NOTHING) -> bytes:
+        stop = STOP_REASONS[answer.finish]
+        return dump(_message(answer, content=list(_blocks(answer)), stop_reason=stop, usage=_usage(answer)))
+
+    def events(self, answer: Answer, echo: Mapping[str, Any] = NOTHING) -> Iterator[bytes]:
+        usage = _usage(answer)
+        start = _message(answer, content=[], stop_reason=None, usage=usage | {"output_tokens": 1})
+        yield _event("message_start", message=start)
+        for index, block in enumerate(_blocks(answer)):
+            yield from _block_events(index, block)
+        stop = {"stop_reason": STOP_REASONS[answer.finish], "stop_sequence": None}
+        yield _event("message_delta", delta=stop, usage=usage)
+        yield _event("message_stop")
+
+    def count(self, tokens: int) -> bytes:
+        return dump({"input_tokens": tokens})
+
+    def error(self, error: TapError, request: str) -> tuple[int, bytes]:
+        return ERRORS[error.kind][0], dump(_error(error, request))
+
+    def error_event(self, error: TapError, request: str) -> bytes:
+        return event(_error(error, request), "error")
+
+    def headers(self, request: str) -> dict[str, str]:
+        return {"request-id": request}
+
+    def models(self, names: list[str]) -> bytes:
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        return dump({"data": [_model(name) for name in names], "has_more": False, **ends})
+
+    def model(self, name: str) -> bytes:
+        return dump(_model(name))
+
+
+def _refuse_unknown(top: Field) -> None:
+    """What cannot be honoured and must not be ignored."""
+    top["stop_sequences"].unset("stop sequences are not supported: the policy ends its turn itself")
+    top["output_format"].unset("answers in a given format are not supported: the policy is not constrained")
+    if top["output_config"].value is not None:
+        top["output_config"]["format"].unset(
+            "answers in a given format are not supported: the policy is not constrained"
+        )
+    top["mcp_servers"].unset("MCP servers are not called from here; offer their tools as custom tools")
+    top["container"].unset("there are no containers here")
+
+
+def _may_call(choice: Field) -> bool:
+    if choice.value is None:
+        return True
+    kind = choice["type"].among(["auto", "none", "any", "tool"])
+    if kind in ("any", "tool"):
+        raise choice["type"].wrong(f"{kind!r} is not supported: the policy is not forced to call; use 'auto' or 'none'")
+    return kind == "auto"
+
+
+def _read_tools(tools: Field, referenced: set[str]) -> tuple[ToolSpec, ...]:
+    """Without the deferred ones that no tool search has found: the provider keeps those from its model."""
+    if tools.value is None:
+        return ()
+    specs = []
+    for tool in tools.each():
+        if (kind := tool["type"]).value not in (None, "custom"):
+            raise kind.wrong(
+                f"{printable(kind.value)!r} is a tool that runs at the provider; only custom tools are served"
+            )
+        tool["input_schema"].mapping()
+        specs.append((tool, read_tool(tool, "input_schema")))
+    kept = [(tool, spec) for tool, spec in specs if tool["defer_loading"].value is not True or spec.name in referenced]
+    return tuple(distinct(tools, kept))
+
+
+def _texts(content: Field) -> Iterator[str]:
+    """Of a string or a list of text blocks."""
+    if content.value is None:
+        return
+    if isinstance(content.value, str):
+        texts = [content.value]
+    else:
+        texts = [block["text"].text() for block in content.each() if block.block(["text"])]
+    yield from (text for text in texts if not text.startswith(NOISE))
+
+
+def _read_message(message: Field, conversation: Conversation, referenced: set[str]) -> None:
+    role = message["role"].among(["user", "assistant", "system"])
+    content = message["content"]
+    if role == "system":
+        for text in _texts(content):
+            conversation.said("system", text)
+        return
+    if isinstance(content.value, str):
+        if role == "user":
+            conversation.said("user", content.value)
+        else:
+            conversation.replied(content.value)
+        return
+    for block in content.each():
+        if role == "assistant":
+            _read_assistant(block, conversation)
+        elif block.block(["text", "tool_result"]) == "text":
+            conversation.said("user", block["text"].text())
+        else:
+            text = "\n".join(_result_texts(block["content"], referenced))
+            conversation.result(block["tool_use_id"].text(), text, block["is_error"].flag())
+
+
+def _result_texts(content: Field, referenced: set[str]) -> Iterator[str]:
+    if content.value is None:
+        return
+    if isinstance(content.value, str):
+        yield content.value
+        return
+    for block in content.each():
+        if block.block(["text", "tool_reference"]) == "text":
+            yield block["text"].text()
+        else:
+            referenced.add(name := block["tool_name"].text())
+            yield f"Tool found: {name}"
+
+
+def _read_assistant(block: Field, conversation: Conversation) -> None:
+    kind = block["type"].value
+    if isinstance(kind, str) and (
+        kind == "server_tool_use" or kind.startswith("mcp_") or kind.endswith("_tool_result")
+    ):
+        raise block["type"].wrong(
+            f"{printable(kind)!r} comes from a tool that runs at the provider; there are none here"
+        )
+    match block.block(["text", "thinking", "redacted_thinking", "tool_use"]):
+        case "text":
+            conversation.replied(block["text"].text())
+        case "thinking":
+            conversation.thought(block["thinking"].text())
+            conversation.signed(block["signature"].text(""))
+        case "tool_use":
+            arguments = block["input"].mapping()
+            raw = arguments.get(NOT_JSON)
+            as_it_stood = raw if len(arguments) == 1 and isinstance(raw, str) else None
+            name = block["name"].text()
+            conversation.called(Call(block["id"].text(), name, arguments if as_it_stood is None else as_it_stood))
+
+
+def _blocks(answer: Answer) -> Iterator[dict[str, Any]]:
+    if answer.thought:
+        yield {"type": "thinking", "thinking": answer.thought, "signature": answer.id}
+    if answer.text:
+        yield {"type": "text", "text": answer.text}
+    for call in answer.calls:
+        arguments = {NOT_JSON: call.arguments} if isinstance(call.arguments, str) else call.arguments
+        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _block_events(index: int, block: dict[str, Any]) -> Iterator[bytes]:
+    deltas: list[dict[str, str]]
+    match block["type"]:
+        case "thinking":
+            empty = {"type": "thinking", "thinking": "", "signature": ""}
+            deltas = [
+                {"type": "thinking_delta", "thinking": block["thinking"]},
+                {"type": "signature_delta", "signature": block["signature"]},
+            ]
+        case "text":
+            empty = {"type": "text", "text": ""}
+            deltas = [{"type": "text_delta", "text": block["text"]}]
+        case _:
+            empty = block | {"input": {}}
+            deltas = [{"type": "input_json_delta", "partial_json": write_arguments(block["input"])}]
+    yield _event("content_block_start", index=index, content_block=empty)
+    for delta in deltas:
+        yield _event("content_block_delta", index=index, delta=delta)
+    yield _event("content_block_stop", index=index)
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _message(answer: Answer, **fields: object) -> dict[str, Any]:
+    head = {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": answer.model}
+    return {**head, "stop_sequence": None, **fields}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": answer.sampled_tokens,
+    }
+
+
+def _error(error: TapError, request: str) -> dict[str, Any]:
+    message = f"{error.param}: {error}" if error.param else str(error)
+    if isinstance(error, TooLongError):
+        message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
+    return {"type": "error", "error": {"type": ERRORS[error.kind][1], "message": message}, "request_id": request}
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}

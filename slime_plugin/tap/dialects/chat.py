@@ -1,0 +1,166 @@
+"""OpenAI's Chat Completions API: ``/v1/chat/completions``.
+
+Thoughts are in ``reasoning_content``, as the servers of open models have it; ``reasoning`` is read too. They come back
+without a signature: this format has no place for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime_plugin.tap.dialects.base import NOTHING, dump, event, read_arguments, write_arguments
+from slime_plugin.tap.dialects.openai import OpenAI, error_object, function_tool, may_call, usage_details
+from slime_plugin.tap.dialects.reading import Conversation, Field, distinct, read_tool, something
+from slime_plugin.tap.messages import Answer, Call, Finish, Payload, TapError, ToolSpec
+
+FINISH_REASONS: dict[Finish, str] = {"stop": "stop", "calls": "tool_calls", "length": "length", "context": "length"}
+
+
+class Chat(OpenAI):
+    def read(self, body: Mapping[str, Any]) -> Payload:
+        top = Field(body)
+        _refuse_unknown(top)
+        conversation = Conversation()
+        for message in top["messages"].each():
+            _read_message(message, conversation)
+            conversation.end()
+        limit = top["max_completion_tokens"].count()
+        return Payload(
+            model=top["model"].text(),
+            parts=something(conversation.parts(), top["messages"]),
+            tools=_read_tools(top["tools"]),
+            max_tokens=top["max_tokens"].count() if limit is None else limit,
+            stream=top["stream"].flag(),
+            may_call=may_call(top["tool_choice"]),
+        )
+
+    def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        options = Field(body)["stream_options"]
+        return {"include_usage": options.value is not None and options["include_usage"].flag()}
+
+    def whole(self, answer: Answer, echo: Mapping[str, Any] = NOTHING) -> bytes:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+        message["refusal"] = None
+        if answer.thought:
+            message["reasoning_content"] = answer.thought
+        if answer.calls:
+            message["tool_calls"] = [_call(call) for call in answer.calls]
+        choice = {"index": 0, "message": message, "finish_reason": FINISH_REASONS[answer.finish], "logprobs": None}
+        return dump(_head(answer, "chat.completion") | {"choices": [choice], "usage": _usage(answer)})
+
+    def events(self, answer: Answer, echo: Mapping[str, Any] = NOTHING) -> Iterator[bytes]:
+        head = _head(answer, "chat.completion.chunk")
+        if echo.get("include_usage"):
+            head["usage"] = None
+
+        def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+            return event(head | {"choices": [choice]})
+
+        yield chunk({"role": "assistant", "content": ""})
+        if answer.thought:
+            yield chunk({"reasoning_content": answer.thought})
+        if answer.text:
+            yield chunk({"content": answer.text})
+        for index, call in enumerate(answer.calls):
+            whole = _call(call)
+            arguments = whole["function"]["arguments"]
+            begun = whole["function"] | {"arguments": ""}
+            yield chunk({"tool_calls": [{"index": index, **whole, "function": begun}]})
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
+        yield chunk({}, FINISH_REASONS[answer.finish])
+        if echo.get("include_usage"):
+            yield event(head | {"choices": [], "usage": _usage(answer)})
+        yield b"data: [DONE]\n\n"
+
+    def error_event(self, error: TapError, request: str) -> bytes:
+        return event({"error": error_object(error)})
+
+
+def _refuse_unknown(top: Field) -> None:
+    """What cannot be honoured and must not be ignored."""
+    top["n"].unset("one answer is given to a request", 1)
+    top["stop"].unset("stop strings are not supported: the policy ends its turn itself")
+    top["logprobs"].unset("log-probabilities are not given out")
+    top["top_logprobs"].unset("log-probabilities are not given out", 0)
+    top["logit_bias"].unset("the policy is sampled as it is")
+    top["modalities"].unset("answers are text", ["text"])
+    top["audio"].unset("answers are text")
+    top["web_search_options"].unset("nothing is searched from here")
+    for old in ("functions", "function_call"):
+        top[old].unset("use tools and tool_choice instead")
+    if top["response_format"].value is not None and (kind := top["response_format"]["type"]).text() != "text":
+        raise kind.wrong("answers in a given format are not supported: the policy is not constrained")
+
+
+def _read_tools(tools: Field) -> tuple[ToolSpec, ...]:
+    if tools.value is None:
+        return ()
+    specs = []
+    for tool in tools.each():
+        function_tool(tool)
+        specs.append((tool["function"], read_tool(tool["function"], "parameters")))
+    return tuple(distinct(tools, specs))
+
+
+def _read_message(message: Field, conversation: Conversation) -> None:
+    role = message["role"]
+    if role.value == "function":
+        raise role.wrong("'function' is no longer a role; results have the role 'tool' and a tool_call_id")
+    match role.among(["system", "developer", "user", "assistant", "tool"]):
+        case "assistant":
+            _read_assistant(message, conversation)
+        case "tool":
+            conversation.result(message["tool_call_id"].text(), "\n".join(_texts(message["content"])))
+        case "user":
+            for text in _texts(message["content"]):
+                conversation.said("user", text)
+        case _:
+            for text in _texts(message["content"]):
+                conversation.said("system", text)
+
+
+def _texts(content: Field) -> list[str]:
+    if isinstance(content.value, str):
+        return [content.value]
+    return [part["text"].text() for part in content.each() if part.block(["text"])]
+
+
+def _read_assistant(message: Field, conversation: Conversation) -> None:
+    message["function_call"].unset("use tool_calls instead")
+    message["audio"].unset("audio is refused: the model behind this provider reads only text")
+    conversation.thought(message["reasoning_content"].text("") or message["reasoning"].text(""))
+    content = message["content"]
+    if isinstance(content.value, str):
+        conversation.replied(content.value)
+    elif content.value is not None:
+        for part in content.each():
+            kind = part.block(["text", "refusal"])
+            conversation.replied(part[kind].text())
+    if message["tool_calls"].value is not None:
+        for call in message["tool_calls"].each():
+            function_tool(call)
+            function = call["function"]
+            arguments = read_arguments(function["arguments"].text())
+            conversation.called(Call(call["id"].text(), function["name"].text(), arguments))
+
+
+def _head(answer: Answer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": answer.model}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": write_arguments(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    prompt, completion = usage_details(answer)
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.sampled_tokens,
+        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+        "prompt_tokens_details": prompt,
+        "completion_tokens_details": completion,
+    }

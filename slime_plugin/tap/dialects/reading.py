@@ -1,0 +1,207 @@
+"""From parsed JSON to parts of a conversation, for all dialects: what is checked, what is dropped, what is joined.
+
+Requests that show a model the same give equal parts, however a client wraps, splits or orders them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+from slime_plugin.errors import nearest, printable
+from slime_plugin.tap.messages import Call, Part, Reply, Result, TapError, Text, ToolSpec
+
+MEDIA = {"image", "image_url", "input_image", "audio", "input_audio", "document", "file", "input_file", "video_url"}
+"""Blocks that are not text, in all dialects."""
+
+
+def _name(value: object) -> str:
+    kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
+    return "missing" if value is None else f"not {kinds.get(type(value), 'a number')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value of a request with the path by which its sender can find it. A missing one has the value None.
+
+    >>> Field({"messages": [{"role": "user"}]})["messages"].each()[0]["role"]
+    Field(value='user', path='messages[0].role')
+    """
+
+    value: Any
+    path: str = ""
+
+    def __getitem__(self, key: str) -> Field:
+        return Field(self.mapping().get(key), f"{self.path}.{key}" if self.path else key)
+
+    def wrong(self, why: str) -> TapError:
+        return TapError("invalid", why, self.path or None)
+
+    def mapping(self) -> dict[str, Any]:
+        if not isinstance(self.value, dict):
+            raise self.wrong(f"must be an object, is {_name(self.value)}")
+        return self.value
+
+    def each(self) -> list[Field]:
+        if not isinstance(self.value, list):
+            raise self.wrong(f"must be a list, is {_name(self.value)}")
+        return [Field(value, f"{self.path}[{index}]") for index, value in enumerate(self.value)]
+
+    def text(self, default: str | None = None) -> str:
+        if self.value is None and default is not None:
+            return default
+        if not isinstance(self.value, str):
+            raise self.wrong(f"must be a string, is {_name(self.value)}")
+        return self.value
+
+    def flag(self) -> bool:
+        """A missing one is false."""
+        if self.value is not None and not isinstance(self.value, bool):
+            raise self.wrong(f"must be true or false, is {_name(self.value)}")
+        return bool(self.value)
+
+    def count(self) -> int | None:
+        """A number of tokens; None if it is missing."""
+        if self.value is not None and (type(self.value) is not int or self.value < 1):
+            raise self.wrong("must be a whole number of at least 1")
+        return self.value
+
+    def among(self, names: Iterable[str]) -> str:
+        """One of some names, such as a role or a type."""
+        names = list(names)
+        if (name := self.text()) not in names:
+            raise self.wrong(f"{printable(name)!r} is not understood here; it must be {nearest(name, names)}")
+        return name
+
+    def block(self, names: Iterable[str]) -> str:
+        """The type of a block of content, one of ``names``."""
+        kind = self["type"]
+        if isinstance(kind.value, str) and kind.value in MEDIA:
+            raise kind.wrong(f"{kind.value} blocks are refused: the model behind this provider reads only text")
+        return kind.among(names)
+
+    def unset(self, why: str, *allowed: object) -> None:
+        """Refuses anything but nothing and what is as good as nothing."""
+        if self.value is None or self.value in ([], {}, "") or self.value is False or self.value in allowed:
+            return
+        raise self.wrong(why)
+
+
+@dataclass(slots=True)
+class _Speaking:
+    """A reply of which more may come."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    signature: str | None = None
+
+    def done(self) -> Reply | None:
+        """None if nothing was said."""
+        if not (self.texts or self.calls or self.thoughts or self.signature):
+            return None
+        thought = "\n".join(self.thoughts) if self.thoughts else None
+        return Reply("".join(self.texts), tuple(self.calls), thought, self.signature)
+
+
+class Conversation:
+    """Parts as they come in; :meth:`parts` gives them in canonical form."""
+
+    def __init__(self) -> None:
+        self._system: list[str] = []
+        self._parts: list[Part] = []
+        self._reply: _Speaking | None = None
+
+    def said(self, role: Literal["system", "user"], text: str) -> None:
+        self.end()
+        if not text.strip():
+            return
+        if role == "system" and not self._parts:
+            self._system.append(text)
+        else:
+            self._parts.append(Text(role, text))
+
+    def result(self, call: str, text: str, error: bool = False) -> None:
+        self.end()
+        self._parts.append(Result(call, text, error))
+
+    def replied(self, text: str) -> None:
+        if text.strip():
+            self._speaking().texts.append(text)
+
+    def thought(self, text: str) -> None:
+        if text.strip():
+            self._speaking().thoughts.append(text)
+
+    def signed(self, signature: str) -> None:
+        """Which answer it comes from."""
+        speaking = self._speaking()
+        speaking.signature = speaking.signature or signature or None
+
+    def called(self, call: Call) -> None:
+        self._speaking().calls.append(call)
+
+    def end(self) -> None:
+        """The assistant's message is over."""
+        if self._reply is not None and (reply := self._reply.done()) is not None:
+            self._parts.append(reply)
+        self._reply = None
+
+    def parts(self) -> tuple[Part, ...]:
+        self.end()
+        system = [Text("system", "\n\n".join(self._system))] if self._system else []
+        return (*system, *_in_call_order(self._parts))
+
+    def _speaking(self) -> _Speaking:
+        if self._reply is None:
+            self._reply = _Speaking()
+        return self._reply
+
+
+def _in_call_order(parts: list[Part]) -> list[Part]:
+    """Results of one reply's calls change places among themselves; everything else stays where it is."""
+    ordered = list(parts)
+    replies = [index for index, part in enumerate(parts) if isinstance(part, Reply)]
+    for start, stop in pairwise([*replies, len(parts)]):
+        reply = parts[start]
+        assert isinstance(reply, Reply)
+        order = {call.id: rank for rank, call in enumerate(reply.calls)}
+        answers = [
+            (index, part)
+            for index, part in enumerate(parts[start:stop], start)
+            if isinstance(part, Result) and part.call in order
+        ]
+        in_order = sorted((part for _, part in answers), key=lambda part: order[part.call])
+        for (index, _), part in zip(answers, in_order, strict=True):
+            ordered[index] = part
+    return ordered
+
+
+def read_tool(tool: Field, schema: str) -> ToolSpec:
+    """A function with its parameters under the key ``schema``."""
+    name = tool["name"].text()
+    if not name:
+        raise tool["name"].wrong("must not be empty")
+    parameters: Mapping[str, Any] = {"type": "object", "properties": {}}
+    if tool[schema].value is not None:
+        parameters = tool[schema].mapping()
+    return ToolSpec(name, tool["description"].text(""), parameters)
+
+
+def distinct(tools: Field, specs: Iterable[tuple[Field, ToolSpec]]) -> Iterator[ToolSpec]:
+    """A call names its tool, so no two may have one name."""
+    seen: set[str] = set()
+    for where, spec in specs:
+        if spec.name in seen:
+            raise where["name"].wrong(f"the name {printable(spec.name)!r} is taken by another of {tools.path}")
+        seen.add(spec.name)
+        yield spec
+
+
+def something(parts: tuple[Part, ...], where: Field) -> tuple[Part, ...]:
+    """Refuses a conversation in which nobody says anything."""
+    if not parts:
+        raise where.wrong("nobody says anything; at least one message with text is needed")
+    return parts

@@ -1,0 +1,209 @@
+"""OpenAI's Responses API: ``/v1/responses``, without its memory: what a model is to see must be in the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime_plugin.tap.dialects.base import NOTHING, dump, event, read_arguments, write_arguments
+from slime_plugin.tap.dialects.openai import OpenAI, error_object, function_tool, may_call, usage_details
+from slime_plugin.tap.dialects.reading import Conversation, Field, distinct, read_tool, something
+from slime_plugin.tap.messages import Answer, Call, Payload, TapError, ToolSpec
+
+SHOWN_AGAIN = (
+    "instructions",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "max_output_tokens",
+    "metadata",
+    "reasoning",
+)
+ORDER = {"reasoning": 0, "message": 1, "function_call": 2}
+"""In which the items of one answer stand. An item that steps back begins the next answer."""
+
+
+class Responses(OpenAI):
+    def read(self, body: Mapping[str, Any]) -> Payload:
+        top = Field(body)
+        _refuse_unknown(top)
+        conversation = Conversation()
+        conversation.said("system", top["instructions"].text(""))
+        if isinstance(top["input"].value, str):
+            conversation.said("user", top["input"].value)
+        else:
+            _read_items(top["input"].each(), conversation)
+        return Payload(
+            model=top["model"].text(),
+            parts=something(conversation.parts(), top["input"]),
+            tools=_read_tools(top["tools"]),
+            max_tokens=top["max_output_tokens"].count(),
+            stream=top["stream"].flag(),
+            may_call=may_call(top["tool_choice"]),
+        )
+
+    def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {key: body[key] for key in SHOWN_AGAIN if body.get(key) is not None}
+
+    def whole(self, answer: Answer, echo: Mapping[str, Any] = NOTHING) -> bytes:
+        return dump(_finished(answer, echo))
+
+    def events(self, answer: Answer, echo: Mapping[str, Any] = NOTHING) -> Iterator[bytes]:
+        finished = _finished(answer, echo)
+        begun = finished | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        stream: list[dict[str, Any]] = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+        ]
+        for index, item in enumerate(finished["output"]):
+            stream += [fields | {"output_index": index} for fields in _item_events(item)]
+        stream.append({"type": f"response.{finished['status']}", "response": finished})
+        for number, fields in enumerate(stream):
+            yield event(fields | {"sequence_number": number}, fields["type"])
+
+    def error_event(self, error: TapError, request: str) -> bytes:
+        fields = error_object(error)
+        return event({**fields, "type": "error", "sequence_number": 0, "error": fields}, "error")
+
+
+def _refuse_unknown(top: Field) -> None:
+    """What cannot be honoured and must not be ignored."""
+    for key in ("previous_response_id", "conversation", "prompt"):
+        top[key].unset("nothing is kept here between requests; send the whole conversation as input")
+    top["background"].unset("there are no background responses here")
+    top["top_logprobs"].unset("log-probabilities are not given out", 0)
+    top["truncation"].unset("nothing is left out of a context here; what is too long is refused", "disabled")
+    top["context_management"].unset("the context is the client's to edit")
+    if top["include"].value is not None:
+        for wanted in top["include"].each():
+            if wanted.text() == "message.output_text.logprobs":
+                raise wanted.wrong("log-probabilities are not given out")
+    if top["text"].value is not None and top["text"]["format"].value is not None:
+        kind = top["text"]["format"]["type"]
+        if kind.text() != "text":
+            raise kind.wrong("answers in a given format are not supported: the policy is not constrained")
+
+
+def _read_tools(tools: Field) -> tuple[ToolSpec, ...]:
+    if tools.value is None:
+        return ()
+    specs = []
+    for tool in tools.each():
+        function_tool(tool)
+        specs.append((tool, read_tool(tool, "parameters")))
+    return tuple(distinct(tools, specs))
+
+
+def _read_items(items: list[Field], conversation: Conversation) -> None:
+    last = -1  # place of the item before in ORDER, if it is the assistant's
+    for item in items:
+        kind = "message" if item["type"].value is None else item.block([*ORDER, "function_call_output"])
+        role = item["role"].among(["system", "developer", "user", "assistant"]) if kind == "message" else None
+        if kind == "function_call_output":
+            conversation.result(
+                item["call_id"].text(), "\n".join(_texts(item["output"], ["input_text", "output_text"]))
+            )
+            last = -1
+        elif role is not None and role != "assistant":
+            for text in _texts(item["content"], ["input_text", "output_text", "text"]):
+                conversation.said("user" if role == "user" else "system", text)
+            last = -1
+        else:
+            place = ORDER[kind]
+            if place < last or place == last < ORDER["function_call"]:
+                conversation.end()
+            _read_spoken(item, kind, conversation)
+            last = place
+    conversation.end()
+
+
+def _read_spoken(item: Field, kind: str, conversation: Conversation) -> None:
+    """An item of an answer. Its id says which answer it comes from, if the client kept it."""
+    prefix, _, signature = item["id"].text("").partition("_")
+    if prefix in ("rs", "msg", "fc"):
+        conversation.signed(signature.rpartition("_")[0] if prefix == "fc" else signature)
+    match kind:
+        case "reasoning":
+            parts = [part for key in ("content", "summary") if item[key].value for part in item[key].each()]
+            kinds = [part.block(["reasoning_text", "summary_text", "text"]) for part in parts]
+            texts = [part["text"].text() for part, kind in zip(parts, kinds, strict=True) if kind == kinds[0]]
+            conversation.thought("\n".join(texts))
+            conversation.signed(item["encrypted_content"].text(""))
+        case "message":
+            for text in _texts(item["content"], ["output_text", "input_text", "text", "refusal"]):
+                conversation.replied(text)
+        case _:
+            arguments = read_arguments(item["arguments"].text())
+            conversation.called(Call(item["call_id"].text(), item["name"].text(), arguments))
+
+
+def _texts(content: Field, kinds: list[str]) -> list[str]:
+    if isinstance(content.value, str):
+        return [content.value]
+    return [part["refusal" if part.block(kinds) == "refusal" else "text"].text() for part in content.each()]
+
+
+def _finished(answer: Answer, echo: Mapping[str, Any]) -> dict[str, Any]:
+    cut = answer.finish in ("length", "context")
+    prompt, completion = usage_details(answer)
+    return {
+        "id": f"resp_{answer.id}",
+        "object": "response",
+        "created_at": answer.created,
+        "status": "incomplete" if cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": None,
+        "metadata": {},
+        "model": answer.model,
+        "output": list(_items(answer)),
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "tool_choice": "auto",
+        "tools": [],
+        **echo,
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": prompt,
+            "output_tokens": answer.sampled_tokens,
+            "output_tokens_details": completion,
+            "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+        },
+    }
+
+
+def _items(answer: Answer) -> Iterator[dict[str, Any]]:
+    if answer.thought:
+        content: list[dict[str, Any]] = [{"type": "reasoning_text", "text": answer.thought}]
+        head = {"type": "reasoning", "id": f"rs_{answer.id}", "status": "completed"}
+        yield {**head, "summary": [], "content": content, "encrypted_content": answer.id}
+    if answer.text:
+        content = [{"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}]
+        head = {"type": "message", "id": f"msg_{answer.id}", "status": "completed"}
+        yield {**head, "role": "assistant", "content": content}
+    for index, call in enumerate(answer.calls):
+        head = {"type": "function_call", "id": f"fc_{answer.id}_{index}", "status": "completed"}
+        yield {**head, "call_id": call.id, "name": call.name, "arguments": write_arguments(call.arguments)}
+
+
+def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Without the numbers that all events of a stream have."""
+    where = {"item_id": item["id"]}
+    begun = item | {"status": "in_progress"}
+    if item["type"] == "function_call":
+        yield {"type": "response.output_item.added", "item": begun | {"arguments": ""}}
+        yield {"type": "response.function_call_arguments.delta", **where, "delta": item["arguments"]}
+        done = {"name": item["name"], "arguments": item["arguments"]}
+        yield {"type": "response.function_call_arguments.done", **where, **done}
+    else:
+        yield {"type": "response.output_item.added", "item": begun | {"content": []}}
+        where["content_index"] = 0
+        (part,) = item["content"]
+        kind = f"response.{part['type']}"
+        probabilities: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+        yield {"type": "response.content_part.added", **where, "part": part | {"text": ""}}
+        yield {"type": f"{kind}.delta", **where, "delta": part["text"], **probabilities}
+        yield {"type": f"{kind}.done", **where, "text": part["text"], **probabilities}
+        yield {"type": "response.content_part.done", **where, "part": part}
+    yield {"type": "response.output_item.done", "item": item}

@@ -1,0 +1,157 @@
+"""What a session knows, one JSON object per line, appended before a client is answered.
+
+``{"session": ..}`` begins a log. ``{"node": ..}`` is a piece at its place, with its tokens the first time;
+``{"turn": ..}`` what was sampled and how it was asked for; ``{"lost": ..}`` tokens that were sampled for nobody;
+``{"end": ..}`` how the rollout ended. A process that dies loses nothing that it had answered; half a line at the end is
+what it was writing, and is cut off. A machine that dies may lose what its system had not written to disk yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from slime_plugin.bridge.engine.base import Generation
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.tap.contexts import Contexts, Node
+from slime_plugin.tap.pieces import Piece, Turn, read_turn
+
+VERSION = 1
+
+
+class LogError(MemoryWalkerError):
+    """A log that cannot be read or written."""
+
+
+class Log:
+    """Appends whole lines, in one write each time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        self._logged_nodes = 1  # the root is not written
+        self._logged_keys: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def write(self, contexts: Contexts, *entries: Mapping[str, Any]) -> None:
+        """The entries, and then the nodes that were not there last time: the node of a turn follows its turn."""
+        fresh = contexts.nodes[self._logged_nodes :]
+        lines = [orjson.dumps(value) for value in [*entries, *map(self._node, fresh)]]
+        data = b"".join(line + b"\n" for line in lines)
+        try:
+            while data:  # a full disk or a signal may leave a part
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            raise LogError(f"{self.path}: cannot be written: {error.strerror}; make room and try again") from error
+        self._logged_nodes += len(fresh)
+
+    def read_back(self, contexts: Contexts) -> None:
+        """Everything of these contexts is in the file already."""
+        self._logged_nodes = len(contexts.nodes)
+        self._logged_keys = {node.piece.key for node in contexts.nodes if node.piece is not None}
+
+    def _node(self, node: Node) -> dict[str, Any]:
+        piece, parent = node.piece, node.parent
+        assert piece is not None
+        assert parent is not None  # only the root has none
+        entry: dict[str, Any] = {"node": node.id, "parent": parent.id, "role": piece.role, "key": piece.key}
+        if piece.turn is not None:
+            entry |= {"of": piece.turn.id} | ({} if piece.thought else {"thought": False})
+        elif piece.key not in self._logged_keys:
+            self._logged_keys.add(piece.key)
+            entry["tokens"] = piece.tokens
+        return entry
+
+
+def turn_entry(turn: Turn) -> dict[str, Any]:
+    generation = turn.generation
+    return {
+        "turn": turn.id,
+        "number": turn.number,
+        "at": turn.at,
+        "tokens": generation.tokens,
+        "logprobs": generation.logprobs,
+        "stop": generation.finish,
+        "weights": generation.weights,
+        "thread": turn.thread,
+        "finish": turn.finish,
+        "digest": turn.digest,
+        "calls": bool(turn.said.calls),
+        "tools": turn.tools,
+    }
+
+
+def read_log(path: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a log. Half a line at its end is cut off the file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read: {error.strerror}") from error
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)
+    for number, line in enumerate(data[:whole].splitlines(), 1):
+        try:
+            entry = orjson.loads(line)
+        except ValueError as error:
+            raise LogError(f"{path}: line {number} is not JSON ({error}); this is no log of the tap") from None
+        if not isinstance(entry, dict) or (number == 1 and entry.get("version") != VERSION):
+            raise LogError(f"{path}: line {number} is none of a log of version {VERSION}; this is no log of the tap")
+        yield entry
+
+
+def is_ended(path: Path) -> bool:
+    """Whether the session of a log was closed."""
+    return any("end" in entry for entry in read_log(path))
+
+
+def restore_node(contexts: Contexts, entry: Mapping[str, Any]) -> None:
+    parent, key = contexts.nodes[entry["parent"]], entry["key"]
+    if "of" in entry:
+        turn = contexts.turn(entry["of"])
+        if turn is None:
+            raise LogError(f"node {entry['node']} is of turn {entry['of']}, which is not in the log before it")
+        piece = contexts.renderer.turn(turn, thought=entry.get("thought", True))
+    else:
+        piece = Piece(key, entry["role"], contexts.renderer.known(key, entry.get("tokens", ())))
+    node = contexts.add(parent, piece)
+    if node.id != entry["node"]:
+        raise LogError(f"node {entry['node']} of the log is node {node.id}; lines of it are missing")
+
+
+def restore_turn(contexts: Contexts, entry: Mapping[str, Any]) -> Turn:
+    weights = tuple((str(version), int(count)) for version, count in entry["weights"])
+    generation = Generation(tuple(entry["tokens"]), tuple(entry["logprobs"]), entry["stop"], weights)
+    text = contexts.renderer.chat.text(generation.tokens)
+    said = read_turn(text, entry["turn"], may_call=entry["calls"])
+    turn = Turn(
+        id=entry["turn"],
+        number=entry["number"],
+        at=entry["at"],
+        generation=generation,
+        said=said,
+        thread=entry["thread"],
+        finish=entry["finish"],
+        digest=entry["digest"],
+        tools=entry["tools"],
+    )
+    contexts.add_turn(turn)
+    return turn

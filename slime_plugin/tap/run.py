@@ -1,0 +1,242 @@
+"""One rollout of an agent that is a black box: from a question to the record, like those of the bridge.
+
+The agent is started in folders of its own and works until it is done or a limit ends it. What it asked for is in the
+session of the tap that it was given; the record is recovered from there, also if the agent failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from slime_plugin.bridge.chat import load_chat
+from slime_plugin.bridge.chat.base import Chat
+from slime_plugin.bridge.engine.base import Engine
+from slime_plugin.bridge.harness import Surroundings, check_model, open_harness
+from slime_plugin.bridge.messages import Question
+from slime_plugin.bridge.reward import Outcome, build_reward, extract_answer
+from slime_plugin.bridge.session import Ending
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import Mask4d
+from slime_plugin.config.rollout import Rollout
+from slime_plugin.errors import ConfigError, MemoryWalkerError, RecordError
+from slime_plugin.record import Meta, Record
+from slime_plugin.tap.drivers import Driver, Errand, Finished, driver_for, run_agent
+from slime_plugin.tap.limits import Settings
+from slime_plugin.tap.recovery import Recovered, recover
+from slime_plugin.tap.server import Listening
+from slime_plugin.tap.session import TapSession
+from slime_plugin.tap.tap import Tap
+
+MODEL = "policy"
+"""What agents are told that the policy is called: a name that none of them knows, so that none assumes anything."""
+_log = logging.getLogger(__name__)
+
+
+class Agents:
+    """The surroundings of the policy, where these are an agent of its own."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        driver: Driver[Any],
+        tap: Tap,
+        url: str,
+        reward: Callable[[Outcome], Awaitable[float]],
+        folder: Path,
+    ) -> None:
+        self.name, self.limits, self.chat = cell.harness.type, cell.rollout, tap.chat
+        self.driver, self.tap, self.url, self.reward, self.folder = driver, tap, url, reward, folder
+        self.slots = asyncio.Semaphore(driver.settings.processes)
+
+    def begin(self, engine: Engine, question: Question, id: str, seed: int | None = None) -> AgentRollout:
+        return AgentRollout(self, engine, question, id, seed)
+
+
+class AgentRollout:
+    """One rollout of one question."""
+
+    def __init__(self, agents: Agents, engine: Engine, question: Question, id: str, seed: int | None) -> None:
+        self._agents, self._engine, self._question, self._id, self._seed = agents, engine, question, id, seed
+        self._stop = asyncio.Event()
+        self._stopped = False
+        self._session: TapSession | None = None
+
+    @property
+    def turns(self) -> int:
+        return 0 if self._session is None else len(self._session.turns)
+
+    def stop(self) -> None:
+        """End soon, as aborted, with what there is. May be called at any time, any number of times."""
+        self._stopped = True
+        self._stop.set()
+
+    async def run(self) -> Record:
+        """The record of the rollout. Raises nothing but cancellation."""
+        agents = self._agents
+        place = Path(tempfile.mkdtemp(prefix="rollout-", dir=agents.folder))
+        try:
+            async with agents.slots:
+                self._session, token = agents.tap.open(f"{self._id}-{place.name}", self._engine, self._seed)
+                try:
+                    ending = self._ending(await self._send(self._session, token, place))
+                except (MemoryWalkerError, OSError) as error:
+                    _log.warning("rollout %s failed: %s", self._id, error)
+                    ending = Ending("failed", "error", str(error))
+                finally:
+                    agents.tap.close(self._session)
+                    await self._session.close({"status": "closed"})
+            return await self._judged(self._session, ending)
+        finally:
+            if not agents.driver.settings.keep_folders:
+                await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+                if self._session is not None:
+                    agents.tap.log_of(self._session.id).unlink(missing_ok=True)
+
+    async def _send(self, session: TapSession, token: str, place: Path) -> Finished:
+        agents, limits = self._agents, self._agents.limits
+        work, template = place / "work", agents.driver.settings.workspace
+        if template is None:
+            work.mkdir()
+        elif not template.is_dir():
+            raise ConfigError(f"harness.workspace: there is no folder {template}")
+        else:
+            await asyncio.to_thread(shutil.copytree, template, work, symlinks=True)
+        errand = Errand(
+            task=self._question.text,
+            url=agents.url,
+            token=token,
+            model=agents.tap.model,
+            context_tokens=limits.context_tokens,
+            turn_tokens=limits.turn_tokens,
+            turns=limits.turns,
+        )
+        over = asyncio.create_task(self._end_with(session))
+        try:
+            return await run_agent(
+                agents.driver,
+                errand,
+                home=place / "home",
+                work=work,
+                seconds=limits.seconds or float(10**9),
+                stop=self._stop,
+                log=place,
+            )
+        finally:
+            over.cancel()
+
+    async def _end_with(self, session: TapSession) -> None:
+        """An agent whose rollout is over would only ask again."""
+        await session.over.wait()
+        self._stop.set()
+
+    def _ending(self, finished: Finished) -> Ending:
+        assert self._session is not None
+        told = self._session.ending
+        if self._stopped:
+            return Ending("aborted", "stopped")
+        if told is not None and (self._session.over.is_set() or finished.status == "failed"):
+            return told
+        if finished.status == "completed" and not self._session.turns:
+            return Ending("failed", "agent", "the agent ended without asking the policy anything")
+        if finished.status == "completed":
+            return Ending("completed", "")
+        if finished.status == "truncated":
+            return Ending("truncated", "time" if finished.code is None else "turns")
+        return Ending("failed", "agent", finished.reason)
+
+    async def _judged(self, session: TapSession, ending: Ending) -> Record:
+        train = self._agents.driver.settings.train
+        reward = None
+        recovered: Recovered | None = None
+        try:
+            recovered = recover(session.contexts, session.parents, session.lost, train.model_dump())
+            answer = extract_answer(recovered.reply)
+            if ending.status == "completed":
+                ending = Ending("completed", "no answer" if answer is None else "answer")
+            if ending.status in ("completed", "truncated"):
+                outcome = Outcome(self._question, recovered.reply, answer, ending.status)
+                reward = await asyncio.wait_for(self._agents.reward(outcome), self._agents.limits.tool_seconds)
+        except TimeoutError:
+            ending = Ending("failed", "error", "the reward gave no answer in time")
+        except Exception as error:  # noqa: BLE001  # a bad rollout is data: its record says why, and the run goes on
+            _log.exception("rollout %s failed", self._id)
+            ending, reward = Ending("failed", "error", f"{type(error).__name__}: {error}"), None
+        try:
+            if recovered is not None and recovered.tokens:
+                return recovered.record(self._meta(session, ending, reward, recovered.extra))
+        except RecordError as error:  # a mistake of ours; the run goes on without what cannot be trained on
+            _log.exception("rollout %s cannot be recorded", self._id)
+            ending = Ending("failed", "error", str(error))
+        sampled = sum(turn.sampled for turn in session.turns) + session.lost.total()
+        extra = {"turns": [], "calls": 0, **({"untrained": {"failed": sampled}} if sampled else {})}
+        opening = self._agents.chat.open_turn()
+        nothing = Recovered(list(opening), [float("nan")] * len(opening), [[(0, len(opening))]], [], extra, "")
+        return nothing.record(self._meta(session, ending, None, extra))
+
+    def _meta(self, session: TapSession, ending: Ending, reward: float | None, extra: dict[str, Any]) -> Meta:
+        versions = [version for turn in session.turns for version, _ in turn.generation.weights]
+        told: dict[str, Any] = {"stop": ending.stop, "question": self._question.digest, "seed": self._seed, **extra}
+        if session.retries:
+            told["retries"] = session.retries
+        if ending.error is not None:
+            told["error"] = ending.error
+        return Meta(
+            id=self._id,
+            harness=self._agents.name,
+            group=self._question.id,
+            reward=reward,
+            status=ending.status,
+            weight_version=versions[-1] if versions else None,
+            extra=told,
+        )
+
+
+@asynccontextmanager
+async def open_surroundings(cell: Cell, chat: Chat | None = None) -> AsyncIterator[Surroundings]:
+    """The harness of a cell, whether we can look into it or not."""
+    driver = driver_for(cell.harness)
+    if driver is None:
+        async with open_harness(cell, chat) as harness:
+            yield harness
+        return
+    check_black_box(cell, driver)
+    if chat is None:
+        chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
+    reward = build_reward(cell.reward)
+    with tempfile.TemporaryDirectory(prefix="memorywalker-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        keep_thoughts = driver.settings.thoughts == "keep"
+        tap = Tap(chat, cell.rollout, folder / "logs", model=MODEL, keep_thoughts=keep_thoughts)
+        async with Listening(tap, Settings()) as server:
+            yield Agents(cell, driver, tap, server.url, reward, folder)
+            if driver.settings.keep_folders:
+                kept = Path(tempfile.mkdtemp(prefix="memorywalker-kept-"))
+                shutil.copytree(folder, kept, dirs_exist_ok=True, symlinks=True)
+                _log.warning("kept the folders of the rollouts in %s", kept)
+
+
+def check_black_box(cell: Cell, driver: Driver[Any]) -> None:
+    """What an agent of its own cannot do: told before anything starts."""
+    driver.program()
+    if isinstance(cell.method, Mask4d) and cell.method.packing == "union":
+        raise ConfigError(
+            f"method.packing: union needs to know when each token left the context, which {cell.harness.type} does not "
+            "tell; use packing trie, which shares what is equal"
+        )
+    if cell.tools:
+        names = ", ".join(tool.type for tool in cell.tools)
+        raise ConfigError(f"tools: {cell.harness.type} has tools of its own, and would not see {names}; leave them out")
+    with tempfile.TemporaryDirectory() as place:  # settings that do not go together
+        home, work = Path(place) / "home", Path(place) / "work"
+        home.mkdir()
+        work.mkdir()
+        limits: Rollout = cell.rollout
+        errand = Errand("", "http://127.0.0.1:1", "", MODEL, limits.context_tokens, limits.turn_tokens, limits.turns)
+        driver.prepare(errand, home, work)

@@ -13,7 +13,7 @@ trap 'rm -rf "$tools"' EXIT
 "$tools/bin/python" -m pip install --quiet --disable-pip-version-check pip-tools
 CUSTOM_COMPILE_COMMAND=launch/lock.sh "$tools/bin/pip-compile" --quiet --upgrade --generate-hashes --strip-extras \
   --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-  --extra dev --extra train --extra rollout --extra engine-cpu \
+  --extra dev --extra train --extra rollout --extra tap --extra engine-cpu \
   --constraint requirements.torch --unsafe-package torch --output-file requirements.lock pyproject.toml
 
 for python in 3.11 3.12 3.13; do # there is a build for each

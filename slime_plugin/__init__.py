@@ -7,4 +7,4 @@ person looks at), ``cli`` (how it is called). A module imports only what lies up
 that.
 """
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"

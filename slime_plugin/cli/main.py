@@ -24,6 +24,7 @@ COMMANDS = {
     "report": ("slime_plugin.cli.report:report", "Write a page about training runs: plots, and every rollout."),
     "probe": ("slime_plugin.cli.probe:probe", "Measure both pitfalls of naive training on a model."),
     "rollout": ("slime_plugin.cli.rollout:rollout", "Run a harness: questions in, records out."),
+    "tap": ("slime_plugin.cli.tap:tap", "Serve agents as they are, such as Claude Code, and record what they do."),
     "engine": ("slime_plugin.cli.engine:engine", "Serve a model with SGLang, on GPUs or on a CPU."),
     "config": ("slime_plugin.cli.config:config", "Show what a configuration comes to, and which keys there are."),
     "doctor": ("slime_plugin.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),

@@ -28,10 +28,10 @@ from slime_plugin.record import Record
 from slime_plugin.report.summary import summarise, summary_tables
 
 if TYPE_CHECKING:
+    from slime_plugin.bridge.chat import Chat
     from slime_plugin.bridge.engine.sglang import SglangEngine
-    from slime_plugin.bridge.harness import Harness
+    from slime_plugin.bridge.harness import Running
     from slime_plugin.bridge.run import Tally
-    from slime_plugin.bridge.session import Session
 
 _EVERY = 10.0
 """Seconds between two lines of progress where there is no terminal."""
@@ -68,7 +68,7 @@ def rollout(
         there = parse_config({**cell.engine.model_dump(), "url": engine}, Engine, "--engine")
         cell = cell.model_copy(update={"engine": there})
     check_installed("rollout", "aiohttp", "bm25s", "orjson", "tokenizers")
-    with _as_mistakes_of(config):
+    with as_mistakes_of(config):
         try:
             tally = asyncio.run(_run(cell, out, questions))
         except asyncio.CancelledError:  # by the second interrupt
@@ -85,7 +85,7 @@ def rollout(
 
 
 @contextmanager
-def _as_mistakes_of(config: Path) -> Iterator[None]:
+def as_mistakes_of(config: Path) -> Iterator[None]:
     """Mistakes in a configuration that come out only when it is used name the file as well."""
     try:
         yield
@@ -96,15 +96,15 @@ def _as_mistakes_of(config: Path) -> Iterator[None]:
 
 async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
     """From a cell to a folder of records. All that can be wrong with the cell is told before an engine is started."""
-    from slime_plugin.bridge.harness import open_harness
     from slime_plugin.bridge.questions import read_questions
     from slime_plugin.bridge.run import Tally, jobs_left, open_run, run_jobs
+    from slime_plugin.tap.run import open_surroundings
 
     if cell.rollout.questions is None:
         raise ConfigError("rollout.questions: missing; name a file of JSON lines with question and answers")
     questions = read_questions(cell.rollout.questions)[:limit]
     async with AsyncExitStack() as stack:
-        harness = await stack.enter_async_context(open_harness(cell))
+        harness = await stack.enter_async_context(open_surroundings(cell))
         store = stack.enter_context(open_run(out, cell))
         jobs = jobs_left(store.path, questions, cell.rollout.samples)
         tally = Tally(len(jobs))
@@ -112,9 +112,9 @@ async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
         if there:
             click.echo(f"{there} rollouts are there already, {len(jobs)} are left", err=True)
         if jobs:
-            stack.enter_context(_log_file(out / "rollout.log"))
-            stop = stack.enter_context(_interrupts())
-            engine = await stack.enter_async_context(_engine(cell, harness, out, stop))
+            stack.enter_context(log_file(out / "rollout.log"))
+            stop = stack.enter_context(interrupts())
+            engine = await stack.enter_async_context(open_engine(cell, harness.chat, out, stop))
             watch = stack.enter_context(_progress(tally))
             await run_jobs(harness, engine, jobs, store, watch, stop)
             tally.interrupted = stop.is_set()
@@ -122,12 +122,12 @@ async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
 
 
 @asynccontextmanager
-async def _engine(cell: Cell, harness: Harness, out: Path, stop: asyncio.Event) -> AsyncIterator[SglangEngine]:
+async def open_engine(cell: Cell, chat: Chat, out: Path, stop: asyncio.Event) -> AsyncIterator[SglangEngine]:
     """The engine of the configuration, or one that lives as long as the run."""
     from slime_plugin.bridge.engine.sglang import SglangEngine
     from slime_plugin.bridge.server import Flags, Server, ServerError, chosen_device
 
-    stop_ids = harness.chat.stop_ids
+    stop_ids = chat.stop_ids
     if cell.engine.url is not None:
         async with SglangEngine(cell.engine.url, cell.engine, cell.rollout, stop_ids) as engine:
             await engine.check()
@@ -156,7 +156,7 @@ async def _engine(cell: Cell, harness: Harness, out: Path, stop: asyncio.Event) 
 
 
 @contextmanager
-def _interrupts() -> Iterator[asyncio.Event]:
+def interrupts(what: str = "rollouts under way end as aborted") -> Iterator[asyncio.Event]:
     """An event that an interrupt or a termination sets; the second one ends everything at once."""
     loop, stop, task = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
 
@@ -164,7 +164,7 @@ def _interrupts() -> Iterator[asyncio.Event]:
         if stop.is_set() and task is not None:
             task.cancel()
             return
-        click.echo("stopping: rollouts under way end as aborted; interrupt again to end at once", err=True)
+        click.echo(f"stopping: {what}; interrupt again to end at once", err=True)
         stop.set()
 
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -178,7 +178,7 @@ def _interrupts() -> Iterator[asyncio.Event]:
 
 
 @contextmanager
-def _progress(tally: Tally) -> Iterator[Callable[[Record, Session], None]]:
+def _progress(tally: Tally) -> Iterator[Callable[[Record, Running], None]]:
     """Shows on a terminal what the run has come to, and now and then says it elsewhere."""
     begun = last = time.monotonic()
 
@@ -196,7 +196,7 @@ def _progress(tally: Tally) -> Iterator[Callable[[Record, Session], None]]:
     )
     task = bar.add_task("", total=tally.total)
 
-    def watch(record: Record, session: Session) -> None:
+    def watch(record: Record, session: Running) -> None:
         nonlocal last
         tally.add(record, session.turns)
         bar.update(task, advance=1, description=line())
@@ -211,7 +211,7 @@ def _progress(tally: Tally) -> Iterator[Callable[[Record, Session], None]]:
 
 
 @contextmanager
-def _log_file(path: Path) -> Iterator[None]:
+def log_file(path: Path) -> Iterator[None]:
     """What goes wrong in single rollouts, with tracebacks, for later."""
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.harness import BLACK_BOXES
 from slime_plugin.config.training import nearest_divisors, settings_problems
 from slime_plugin.errors import ConfigError
 from slime_plugin.seam.refusals import lost_on_resume
+from slime_plugin.tap.drivers import driver_for
+from slime_plugin.tap.run import check_black_box
 
 
 def job_problems(cell: Cell) -> Iterator[str]:
@@ -55,8 +56,12 @@ def missing_here(cell: Cell) -> Iterator[str]:
             yield f"{key}.questions: there is no file {path}; launch/prepare.sh writes it"
     if cell.cluster.replay is not None and not cell.cluster.replay.is_dir():
         yield f"cluster.replay: there is no folder {cell.cluster.replay}"
-    if cell.harness.type in BLACK_BOXES:
-        yield f"harness: {cell.harness.type} is served through the tap, which is not part of this version"
+    try:
+        driver = driver_for(cell.harness)
+        if driver is not None:
+            check_black_box(cell, driver)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _only_on_one_machine(cell: Cell) -> Iterator[str]:

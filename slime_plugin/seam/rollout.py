@@ -17,13 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from slime_plugin.bridge.engine.sglang import SglangEngine
-from slime_plugin.bridge.harness import Harness, open_harness
+from slime_plugin.bridge.harness import Running, Surroundings
 from slime_plugin.bridge.messages import Question
-from slime_plugin.bridge.session import Session, session_seed
+from slime_plugin.bridge.session import session_seed
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.methods.credit import LEFT_OUT
 from slime_plugin.record import Record
 from slime_plugin.seam.args import cell_of
+from slime_plugin.tap.run import open_surroundings
 
 RECORD = "memorywalker_record"
 """Key of the record in a sample's metadata."""
@@ -61,8 +62,8 @@ class Sessions:
         self._args = args
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._opened: tuple[Harness, Mapping[bool, SglangEngine]] | None = None
-        self._live: set[Session] = set()
+        self._opened: tuple[Surroundings, Mapping[bool, SglangEngine]] | None = None
+        self._live: set[Running] = set()
         self._watch: asyncio.Task[None] | None = None
 
     async def generate(self, sample: Sample, evaluation: bool) -> Sample:
@@ -73,7 +74,7 @@ class Sessions:
         discarded = before.meta.extra.get(DISCARDED, 0) + int(before.generated.sum()) if before is not None else 0
         id = str(sample.metadata.get("rollout_name") or f"{question.id}-{sample.index}")
         seed = session_seed(harness.limits.seed, f"evaluation {id}" if evaluation else id)
-        session = Session(harness, engines[evaluation], question, id, seed)
+        session = harness.begin(engines[evaluation], question, id, seed)
         self._live.add(session)
         try:
             record = await session.run()
@@ -85,12 +86,19 @@ class Sessions:
             sample.reward = reward_of(sample)  # slime's statistics want a number, whatever became of the rollout
         return sample
 
-    async def _open(self) -> tuple[Harness, Mapping[bool, SglangEngine]]:
+    async def close(self) -> None:
+        """Let go of connections and servers. A process that ends does so anyway."""
+        _OPEN.pop(asyncio.get_running_loop(), None)
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._stack.aclose()
+
+    async def _open(self) -> tuple[Surroundings, Mapping[bool, SglangEngine]]:
         async with self._opening:
             if self._opened is None:
                 cell = cell_of(self._args)
                 url = f"http://{self._args.sglang_router_ip}:{self._args.sglang_router_port}"
-                harness = await self._stack.enter_async_context(open_harness(cell))
+                harness = await self._stack.enter_async_context(open_surroundings(cell))
                 evaluation = cell.rollout.model_copy(
                     update={key: getattr(cell.evaluation, key) for key in ("temperature", "top_p", "top_k")}
                 )

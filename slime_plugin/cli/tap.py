@@ -1,0 +1,236 @@
+"""``memorywalker tap serve | run | recover``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slime_plugin.cli.config import CONFIG, OVERRIDES
+from slime_plugin.cli.inputs import check_installed
+from slime_plugin.cli.output import console
+from slime_plugin.cli.rollout import as_mistakes_of, interrupts, log_file, open_engine
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.frozen import parse_config, read_yaml
+from slime_plugin.config.harness import BLACK_BOXES, BlackBox, Train
+from slime_plugin.config.overrides import load_cell, merged, parse_cell
+from slime_plugin.config.rollout import Engine
+from slime_plugin.record import Meta, Record, StoreWriter, scan_store
+from slime_plugin.report.terminal import draw_staircase
+
+if TYPE_CHECKING:
+    from slime_plugin.tap.session import TapSession
+
+STORE = "rollouts.records"
+"""What the rollouts of a served folder are written to."""
+ENGINE = click.option(
+    "--engine", metavar="URL", help="An SGLang server or router that runs already.  [default: engine.url]"
+)
+
+
+@click.group()
+def tap() -> None:
+    """Serve agents as they are, and record what they do.
+
+    The tap looks like Anthropic's and OpenAI's interfaces. What an agent does to its context is recovered from what it
+    sends, and becomes a record like any other.
+    """
+
+
+@tap.command()
+@CONFIG
+@OVERRIDES
+@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the sessions.")
+@click.option("--session", "names", multiple=True, metavar="NAME", help="A rollout to open; may be repeated.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Where to listen.  [default: any that is free]")
+@click.option("--public", is_flag=True, help="Allow a host that other machines reach; nothing is encrypted.")
+@ENGINE
+def serve(
+    config: Path,
+    overrides: tuple[str, ...],
+    logs: Path,
+    names: tuple[str, ...],
+    host: str,
+    port: int,
+    public: bool,
+    engine: str | None,
+) -> None:
+    """Serve any client until interrupted.
+
+    Opens a rollout for every --session and prints its token; rollouts of which --logs has an unfinished log go on, with
+    the tokens that their clients have. When it is interrupted, records of all of them are added to rollouts.records in
+    that folder.
+    """
+    _check()
+    cell = _with_engine(load_cell(config, overrides), engine)
+    with as_mistakes_of(config):
+        try:
+            asyncio.run(_serve(cell, logs, names, (host, port, public)))
+        except asyncio.CancelledError:  # by the second interrupt
+            raise click.Abort from None
+
+
+async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[str, int, bool]) -> None:
+    from slime_plugin.bridge.chat import load_chat
+    from slime_plugin.bridge.harness import check_model
+    from slime_plugin.tap.limits import Settings
+    from slime_plugin.tap.log import is_ended
+    from slime_plugin.tap.run import MODEL
+    from slime_plugin.tap.server import Listening
+    from slime_plugin.tap.tap import SUFFIX, Tap
+
+    host, port, public = listen
+    settings = Settings(host=host, port=port, public=public)
+    chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
+    black_box = cell.harness if isinstance(cell.harness, BlackBox) else BlackBox()
+    server = Tap(chat, cell.rollout, logs, model=MODEL, keep_thoughts=black_box.thoughts == "keep")
+    logs.mkdir(parents=True, exist_ok=True)
+    unfinished = [path for path in sorted(logs.glob(f"*{SUFFIX}")) if not is_ended(path)]
+    async with AsyncExitStack() as stack:
+        listening = await stack.enter_async_context(Listening(server, settings))  # a port that is taken is told first
+        stack.enter_context(log_file(logs / "tap.log"))
+        stop = stack.enter_context(interrupts("rollouts under way are closed and written down"))
+        engine = await stack.enter_async_context(open_engine(cell, chat, logs, stop))
+        for path in unfinished:
+            session = server.reopen(path, engine)
+            click.echo(f"session {session.id} goes on after {len(session.turns)} turns, with the token it has")
+        for name in names or (() if unfinished else ("rollout",)):
+            session, token = server.open(name, engine)
+            click.echo(f"session {session.id}, token {token}")
+            click.echo(f"  ANTHROPIC_BASE_URL={listening.url} ANTHROPIC_AUTH_TOKEN={token}")
+            click.echo(f"  OPENAI_BASE_URL={listening.url}/v1 OPENAI_API_KEY={token}")
+        click.echo(f"listening on {listening.url}; interrupt to end")
+        await stop.wait()
+        sessions = server.sessions
+        for session in sessions:
+            server.close(session)
+            await session.close({"status": "closed"})
+    _write([_recovered(session, black_box.train) for session in sessions if session.turns], logs / STORE)
+
+
+@tap.command()
+@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="LOG...")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Folder of the policy.",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Store to add records to.")
+def recover(logs: tuple[Path, ...], model: Path, out: Path) -> None:
+    """Write the records of sessions whose logs are all that is left.
+
+    LOG is a log of the tap, or a folder of such.
+    """
+    _check()
+    asyncio.run(_recover(logs, model, out))
+
+
+async def _recover(logs: tuple[Path, ...], model: Path, out: Path) -> None:
+    from slime_plugin.bridge.chat import load_chat
+    from slime_plugin.bridge.engine.base import NoEngine
+    from slime_plugin.config.rollout import Rollout
+    from slime_plugin.tap.tap import SUFFIX, Tap
+
+    server = Tap(load_chat(model), Rollout(), Path(), model="")
+    paths = [file for path in logs for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
+    sessions = [server.reopen(path, NoEngine()) for path in paths]
+    _write([_recovered(session, Train()) for session in sessions if session.turns], out)
+
+
+@tap.command()
+@click.option("--harness", required=True, metavar="TYPE", help=f"Which agent: {', '.join(BLACK_BOXES)}, or your own.")
+@click.option("--task", required=True, help="What it is to do.")
+@click.option("--answer", "answers", multiple=True, help="What counts as right, for the reward; may be repeated.")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A cell to take settings from.")
+@OVERRIDES
+@ENGINE
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Store to add the record to."
+)
+def run(
+    harness: str,
+    task: str,
+    answers: tuple[str, ...],
+    config: Path | None,
+    overrides: tuple[str, ...],
+    engine: str | None,
+    out: Path,
+) -> None:
+    """Send one agent to do one task, and record it.
+
+    Settings such as model=FOLDER, rollout.context_tokens=65536 or harness.workspace=FOLDER replace those of --config.
+    Without an engine to talk to, an SGLang server is started for the time of the run. Exits with 1 if the rollout
+    failed or was aborted.
+    """
+    _check()
+    given = {} if config is None else read_yaml(config)
+    value = merged(given, {"harness": {"type": harness}})
+    cell = _with_engine(parse_cell(value, overrides, str(config or "the command line")), engine)
+    try:
+        record = asyncio.run(_run(cell, task, answers, out))
+    except asyncio.CancelledError:
+        raise click.Abort from None
+    draw_staircase(record, console())
+    meta = record.meta
+    reason = f": {meta.extra['error']}" if "error" in meta.extra else ""
+    reward = "" if meta.reward is None else f", reward {meta.reward:g}"
+    click.echo(f"{meta.status} ({meta.extra['stop']}){reason}{reward}; wrote {out}", err=True)
+    sys.exit(0 if meta.status in ("completed", "truncated") else 1)
+
+
+async def _run(cell: Cell, task: str, answers: tuple[str, ...], out: Path) -> Record:
+    from slime_plugin.bridge.messages import Question
+    from slime_plugin.tap.run import open_surroundings
+
+    question = Question("task", task, answers)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        agents = await stack.enter_async_context(open_surroundings(cell))
+        store = stack.enter_context(StoreWriter(out))
+        stack.enter_context(log_file(out.with_suffix(".log")))
+        stop = stack.enter_context(interrupts("the agent is ended, and what it did is written down"))
+        engine = await stack.enter_async_context(open_engine(cell, agents.chat, out.parent, stop))
+        before = sum(isinstance(found, Record) for found in scan_store(out))
+        rollout = agents.begin(engine, question, f"task-{before}", cell.rollout.seed)
+        ending = asyncio.create_task(stop.wait())
+        ending.add_done_callback(lambda task: None if task.cancelled() else rollout.stop())
+        click.echo(f"{cell.harness.type} is at work", err=True)
+        record = await rollout.run()
+        ending.cancel()
+        store.append(record)
+    return record
+
+
+def _recovered(session: TapSession, train: Train) -> Record:
+    from slime_plugin.tap.recovery import recover
+
+    found = recover(session.contexts, session.parents, session.lost, train.model_dump())
+    versions = [version for turn in session.turns for version, _ in turn.generation.weights]
+    version = versions[-1] if versions else None
+    return found.record(Meta(id=session.id, harness="tap", weight_version=version, extra=found.extra))
+
+
+def _write(records: list[Record], out: Path) -> None:
+    with StoreWriter(out) as store:
+        for record in records:
+            store.append(record)
+    number = f"{len(records)} record{'s' * (len(records) != 1)}"
+    click.echo(f"wrote {number} to {out}; memorywalker record show {out}", err=True)
+
+
+def _with_engine(cell: Cell, url: str | None) -> Cell:
+    if url is None:
+        return cell
+    return cell.model_copy(
+        update={"engine": parse_config({**cell.engine.model_dump(), "url": url}, Engine, "--engine")}
+    )
+
+
+def _check() -> None:
+    check_installed("tap", "aiohttp", "orjson", "starlette", "tokenizers", "uvicorn")

@@ -18,8 +18,9 @@ from slime_plugin.config.overrides import load_cell
 from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample
 from slime_plugin.seam.args import carry
-from slime_plugin.seam.rollout import DISCARDED, record_of
+from slime_plugin.seam.rollout import DISCARDED, record_of, sessions_of
 from tests.conftest import ROOT
+from tests.tap.agents import drift
 
 BUSY: list[asyncio.Event] = []
 
@@ -98,3 +99,22 @@ def test_evaluations_sample_in_their_own_way(server: Server, slime: SimpleNamesp
     greedy, drawn = asyncio.run(several())
     assert len({tuple(tokens) for tokens in greedy}) == 1
     assert len({tuple(tokens) for tokens in drawn}) > 1
+
+
+def test_an_agent_that_is_a_black_box_gives_a_sample_like_any_other(server: Server, slime: SimpleNamespace) -> None:
+    """A process of its own, served by the tap with what the engine really samples."""
+    settings = ("harness={type: 'tests.tap.own_driver:OwnDriver', asks: 3, forget: 99}", "tools=[]")
+    args = args_of(server, *settings, "rollout.turn_tokens=40", "rollout.context_tokens=2048")
+
+    async def play() -> Any:
+        sample = await hooks.generate(args, question(), {})
+        await sessions_of(args).close()
+        return sample
+
+    sample = asyncio.run(play())
+    record = record_of(sample)
+    assert record.meta.status == "completed", record.meta.extra
+    assert sample.status is Sample.Status.COMPLETED
+    assert len(record.meta.extra["turns"]) == 3
+    assert sample.reward == record.meta.reward
+    assert drift(record, ROOT / "examples" / "small_world" / "model") < 1e-5

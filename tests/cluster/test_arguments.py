@@ -207,11 +207,11 @@ class TestCommand:
         shown = run("config", "show", str(CELL), "--with", str(overlay))
         assert yaml.safe_load(shown.stdout)["cluster"]["nodes"] == 4
 
-    def test_black_boxes_are_written_but_not_run(self, tmp_path: Path) -> None:
+    def test_an_agent_that_is_not_installed_is_missing_here(self, tmp_path: Path) -> None:
         cell = str(ROOT / "configs" / "cells" / "claude_code-sdcc.yaml")
-        result = run("slime-args", cell)
+        result = run("slime-args", cell, "harness.program=nowhere")
         assert result.exit_code == 0
-        assert "harness: claude_code is served through the tap, which is not part of this version" in result.stderr
+        assert "Not here: harness.program: nowhere is no program" in result.stderr
         assert run("slime-args", cell, "--write", "--out", str(tmp_path / "x")).exit_code == 1
 
     def test_wrong_settings_are_told_all_at_once(self) -> None:

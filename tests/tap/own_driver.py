@@ -1,0 +1,29 @@
+"""A black box of one's own: all that it takes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from slime_plugin.config.frozen import File
+from slime_plugin.config.harness import BlackBox
+from slime_plugin.tap.drivers import Driver, Errand, Launch
+
+
+class OwnSettings(BlackBox):
+    program: File | None = Path(sys.executable)
+    asks: int = 3
+    forget: int = 2
+    hang: bool = False
+
+
+class OwnDriver(Driver[OwnSettings]):
+    Settings = OwnSettings
+    command = "python"
+
+    def prepare(self, errand: Errand, home: Path, work: Path) -> Launch:
+        settings = self.settings
+        env = {"URL": errand.url, "TOKEN": errand.token, "TURNS": str(settings.asks), "FORGET": str(settings.forget)}
+        hang = {"HANG": "1"} if settings.hang else {}
+        agent = Path(__file__).with_name("agent.py")
+        return Launch((sys.executable, "-I", str(agent)), self.environment(home) | env | hang, self.request(errand))

@@ -1,0 +1,143 @@
+"""Rollouts of an agent that is a process of its own: how they end, and what is recorded of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from slime_plugin.bridge.chat import ChatML
+from slime_plugin.bridge.engine.base import Request
+from slime_plugin.bridge.harness import Running
+from slime_plugin.bridge.messages import Question
+from slime_plugin.bridge.reward import Outcome
+from slime_plugin.config.overrides import parse_cell
+from slime_plugin.errors import ConfigError
+from slime_plugin.record import Record
+from slime_plugin.tap.run import open_surroundings
+from tests.conftest import ROOT
+from tests.tap.engines import Scripted, spell
+
+MODEL = ROOT / "examples" / "small_world" / "model"
+QUESTION = Question("q", "What is the word?", ("blue",))
+
+
+def twice(outcome: Outcome) -> float:
+    """A reward of one's own, from the last message."""
+    return 2.0 * len(outcome.reply.split())
+
+
+def settings(harness: dict[str, Any] | None = None, **blocks: Any) -> dict[str, Any]:
+    own = {"type": "tests.tap.own_driver:OwnDriver", **(harness or {})}
+    limits = {"context_tokens": 4096, "turn_tokens": 512, "seconds": 60.0, **blocks.pop("rollout", {})}
+    return {"model": str(MODEL), "harness": own, "rollout": limits, **blocks}
+
+
+def roll_out(
+    given: dict[str, Any],
+    words: Callable[[int], str | None],
+    meanwhile: Callable[[Running, Scripted], Any] | None = None,
+) -> tuple[Record, Scripted]:
+    """``words`` are what is said in each turn."""
+
+    async def play() -> tuple[Record, Scripted]:
+        count = iter(range(1000))
+        engine = Scripted(ChatML.load(MODEL), lambda request: words(next(count)))
+        async with open_surroundings(parse_cell(given, (), "the test")) as agents:
+            rollout = agents.begin(engine, QUESTION, "q-0", 7)
+            beside = asyncio.create_task(meanwhile(rollout, engine)) if meanwhile is not None else None
+            record = await rollout.run()
+            if beside is not None:
+                await beside
+            return record, engine
+
+    return asyncio.run(play())
+
+
+def calling(turn: int) -> str:
+    if turn == 2:
+        return spell("It is <answer>Blue.</answer>")
+    return spell(f"Turn {turn}.", [("upper", {"word": f"w{turn}"})])
+
+
+def test_from_a_question_to_a_rewarded_record() -> None:
+    record, engine = roll_out(settings(), calling)
+    meta = record.meta
+    assert (meta.status, meta.extra["stop"], meta.reward, meta.group) == ("completed", "answer", 1.0, "q")
+    assert meta.harness == "tests.tap.own_driver:OwnDriver"
+    assert meta.weight_version == "7"
+    assert meta.extra["calls"] == 2
+    assert [edit.extra["cause"] for edit in record.edits] == ["compaction"]
+    last = list(engine.requests[-1].prompt)
+    assert record.tokens[record.view_positions(-1)].tolist()[: len(last)] == last
+    assert "untrained" not in meta.extra
+
+
+def test_a_reward_of_ones_own_judges_the_last_message() -> None:
+    record, _ = roll_out(settings(reward={"type": "tests.tap.test_run:twice"}), calling)
+    assert record.meta.reward == 6.0
+
+
+def test_turns_are_limited_also_for_an_agent_that_knows_no_limit() -> None:
+    record, engine = roll_out(settings({"asks": 50, "forget": 99}, rollout={"turns": 4}), lambda turn: calling(0))
+    assert (record.meta.status, record.meta.extra["stop"]) == ("truncated", "turns")
+    assert len(engine.requests) == 4
+    assert record.meta.reward == 0.0
+
+
+def test_an_engine_that_is_away_fails_the_rollout_and_keeps_what_was_sampled() -> None:
+    record, _ = roll_out(settings(), lambda turn: calling(0) if turn == 0 else None)
+    assert (record.meta.status, record.meta.extra["stop"]) == ("failed", "engine")
+    assert "the engine is away" in record.meta.extra["error"]
+    assert len(record.meta.extra["turns"]) == 1
+    assert int(record.generated.sum()) > 0
+
+
+def test_an_agent_that_fails_is_told_of_with_its_own_words() -> None:
+    record, _ = roll_out(settings({"asks": 0}), calling)
+    assert (record.meta.status, record.meta.extra["stop"]) == ("failed", "agent")
+    assert "KeyError" in record.meta.extra["error"]
+    assert not record.generated.any()
+
+
+def test_an_agent_that_hangs_is_ended_in_time() -> None:
+    record, _ = roll_out(settings({"hang": True}, rollout={"seconds": 1.0}), calling)
+    assert (record.meta.status, record.meta.extra["stop"]) == ("truncated", "time")
+
+
+def test_a_rollout_that_is_stopped_counts_what_was_being_sampled() -> None:
+    async def stop(rollout: Running, engine: Scripted) -> None:
+        while len(engine.requests) < 2:
+            await asyncio.sleep(0.01)
+        rollout.stop()
+
+    record, _ = roll_out(settings(), lambda turn: calling(0) if turn == 0 else Scripted.HANG, stop)
+    assert (record.meta.status, record.meta.extra["stop"]) == ("aborted", "stopped")
+    assert record.meta.extra["untrained"] == {"cancelled": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (settings({"asks": "many"}), "harness: asks"),
+        (settings({"train": {"summaries": -1}}), "harness: train.summaries"),
+        (settings({"program": "nowhere"}), "harness.program: nowhere is no program"),
+        (settings(method={"type": "mask4d", "packing": "union"}), "union needs to know when each token left"),
+        (settings(tools=[{"type": "search", "backend": {"type": "bm25", "corpus": "x"}}]), "has tools of its own"),
+    ],
+)
+def test_what_cannot_work_is_told_before_anything_starts(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        roll_out(given, calling)
+
+
+def test_requests_carry_the_seed_of_their_context() -> None:
+    seeds: list[list[int | None]] = []
+    for _ in range(2):
+        _, engine = roll_out(settings(), calling)
+        requests: list[Request] = engine.requests
+        seeds.append([request.seed for request in requests])
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 3

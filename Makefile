@@ -1,5 +1,5 @@
 # make check runs everything a change has to pass; see CONTRIBUTING.md.
-.PHONY: check lint format test docs bench cost rollouts loop fuzz
+.PHONY: check lint format test docs bench cost rollouts tap loop fuzz
 
 check: lint test
 
@@ -33,6 +33,10 @@ cost: .venv
 # What the bridge costs beside a real engine; two minutes.
 rollouts: .venv
 	.venv/bin/python -m benchmarks.bridge
+
+# What the tap adds to a request; two minutes.
+tap: .venv
+	.venv/bin/python -m benchmarks.tap
 
 # Where the time of the quick start goes; two minutes.
 loop: .venv

@@ -1,15 +1,17 @@
 """All contexts of a session as one tree of pieces: a request is a path in it.
 
-A request that only appends to an earlier one ends a few nodes below it. Only what is new in it is rendered; the rest is
-looked up piece by piece, which takes a few microseconds each.
+A request that only appends to an earlier one ends a few nodes below it. Only what is new in it is rendered and looked
+up.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from slime_plugin.bridge.chat.base import Chat
-from slime_plugin.tap.messages import Payload, Reply, Result, Text
+from slime_plugin.tap.dialects.conversation import REMEMBERED
+from slime_plugin.tap.messages import Part, Payload, Reply, Result, Text
 from slime_plugin.tap.pieces import Piece, Renderer, Turn, meaning
 
 
@@ -45,6 +47,27 @@ class Node:
         return tokens
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """A request that has its place."""
+
+    top: Node
+    """Of its head."""
+    parts: list[Part]
+    thoughts: int
+    """Replies from here on have their thoughts."""
+    nodes: list[Node]
+    """Of its parts."""
+
+    def same(self, top: Node, parts: list[Part], thoughts: int) -> int:
+        """How many parts at the beginning have the same nodes for sure: they are the very same objects."""
+        if self.top is not top:
+            return 0
+        most = len(self.parts) if self.thoughts == thoughts else min(self.thoughts, thoughts)
+        pairs = enumerate(zip(self.parts[:most], parts, strict=False))
+        return next((i for i, (one, other) in pairs if one is not other), min(most, len(parts)))
+
+
 class Contexts:
     """The tree, and what the policy said in it."""
 
@@ -57,26 +80,40 @@ class Contexts:
         self._meant: dict[str, list[Turn]] = {}
         self._by_id: dict[str, Turn] = {}
         self._sampled_at: dict[int, list[Turn]] = {}
+        self._placed: deque[_Placed] = deque(maxlen=REMEMBERED)
 
     def place(self, payload: Payload) -> Node:
         """The node of a request's context. Pieces that were not there are there now."""
-        parts = payload.parts
-        system = parts[0].text if parts and isinstance(parts[0], Text) and parts[0].role == "system" else ""
-        head = self.renderer.head(system, payload.tools)
-        node = self.root if head is None else self.add(self.root, head)
-        questions = [i for i, part in enumerate(parts) if isinstance(part, Text) and part.role == "user"]
-        last_question = questions[-1] if questions else -1
-        for i, part in enumerate(parts):
-            if i == 0 and system:
-                continue
+        first, *rest = payload.parts or (Text("system", ""),)
+        if not (isinstance(first, Text) and first.role == "system"):
+            first, rest = Text("system", ""), [first, *rest]
+        head = self.renderer.head(first.text, payload.tools)
+        node = top = self.root if head is None else self.add(self.root, head)
+        thoughts = 0 if self._keep_thoughts else _last_question(rest) + 1
+        nodes = self._placed_before(top, rest, thoughts)
+        for i, part in enumerate(rest[len(nodes) :], len(nodes)):
+            node = nodes[-1] if nodes else top
             if isinstance(part, Text):
                 piece = self.renderer.text(part)
             elif isinstance(part, Result):
                 piece = self.renderer.result(part)
             else:
-                piece = self._came_back(part, node, thought=self._keep_thoughts or i > last_question)
-            node = self.add(node, piece)
-        return node
+                piece = self._came_back(part, node, thought=i >= thoughts)
+            nodes.append(self.add(node, piece))
+        self._placed.append(_Placed(top, rest, thoughts, nodes))
+        return nodes[-1] if nodes else top
+
+    def _placed_before(self, top: Node, parts: list[Part], thoughts: int) -> list[Node]:
+        """The nodes of the parts that the longest beginning of an earlier request has in common with this one."""
+        found, longest = None, 0
+        for placed in self._placed:
+            same = placed.same(top, parts, thoughts)
+            if same > longest:
+                found, longest = placed, same
+        if found is None:
+            return []
+        self._placed.remove(found)
+        return found.nodes[:longest]
 
     def add(self, parent: Node, piece: Piece) -> Node:
         node = parent.children.get(piece.key)
@@ -123,6 +160,11 @@ class Contexts:
         """Tokens of the messages of the assistant's that no turn was found for."""
         found = [node.piece for node in self.nodes if node.piece is not None and node.piece.role == "assistant"]
         return list({piece.key: piece.tokens for piece in found if piece.turn is None}.values())
+
+
+def _last_question(parts: list[Part]) -> int:
+    questions = (i for i in reversed(range(len(parts))) if isinstance(part := parts[i], Text) and part.role == "user")
+    return next(questions, -1)
 
 
 def _equal(reply: Reply, turn: Turn) -> bool:

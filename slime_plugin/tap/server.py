@@ -129,7 +129,7 @@ class Exchange:
         self._unread = False
         digest = hashlib.blake2b(self._path.encode() + b"\0" + raw, digest_size=20).hexdigest()
         body = parse_body(raw, self._app.settings)
-        payload, echo = self._dialect.read(body), self._dialect.echo(body)
+        payload, echo = self._dialect.read(body, served.memory), self._dialect.echo(body)
         del raw, body  # they may be large, and the policy takes its time
         if self._path == COUNT:
             await self._respond(self._dialect.count(served.count(payload)))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from slime_plugin.tap.dialects.conversation import Memory
 from slime_plugin.tap.messages import Answer, Payload
 
 
@@ -22,6 +23,11 @@ class Ask:
 
 class Served(Protocol):
     """A rollout that is being served."""
+
+    @property
+    def memory(self) -> Memory:
+        """Of its requests."""
+        ...
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises :class:`~slime_plugin.tap.messages.TapError`. Cancelled if the client hangs up."""

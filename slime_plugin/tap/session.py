@@ -21,6 +21,7 @@ from slime_plugin.bridge.engine.base import Engine, EngineError, Generation, Ref
 from slime_plugin.bridge.session import Ending
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.tap.contexts import Contexts, Node
+from slime_plugin.tap.dialects.conversation import Memory
 from slime_plugin.tap.log import Log, LogError, restore_node, restore_turn, turn_entry
 from slime_plugin.tap.messages import Answer, Finish, Payload, TapError, TooLongError
 from slime_plugin.tap.pieces import Turn, read_turn, thought_length
@@ -68,6 +69,7 @@ class TapSession:
         self, id: str, chat: Chat, engine: Engine, limits: Rollout, log: Log, *, keep_thoughts: bool, seed: int | None
     ) -> None:
         self.id = id
+        self.memory = Memory()
         self.contexts = Contexts(chat, keep_thoughts=keep_thoughts)
         self.parents: dict[str, str | None] = {}
         """The threads, and which thread each works for."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from slime_plugin.tap.dialects.conversation import Memory
 from slime_plugin.tap.limits import Settings
 from slime_plugin.tap.messages import Answer, Call, Finish, Payload, Reply, Result, Text
 from slime_plugin.tap.server import Listening
@@ -58,6 +59,7 @@ class Rollout:
     asked: list[Ask] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     working: threading.Event = field(default_factory=threading.Event)
+    memory: Memory = field(default_factory=Memory)
 
     async def answer(self, ask: Ask) -> Answer:
         self.asked.append(ask)

@@ -10,7 +10,8 @@ from typing import Any
 
 from slime_plugin.errors import printable
 from slime_plugin.tap.dialects.base import NOTHING, dump, event, write_arguments
-from slime_plugin.tap.dialects.reading import Conversation, Field, distinct, read_tool, something
+from slime_plugin.tap.dialects.conversation import Conversation, Memory
+from slime_plugin.tap.dialects.reading import Field, distinct, read_tool, something
 from slime_plugin.tap.messages import Answer, Call, Finish, Kind, Payload, TapError, TooLongError, ToolSpec
 
 NOISE = "x-anthropic-billing-header:"
@@ -39,20 +40,19 @@ ERRORS: dict[Kind, tuple[int, str]] = {
 class Anthropic:
     keep_alive = event({"type": "ping"}, "ping")
 
-    def read(self, body: Mapping[str, Any]) -> Payload:
+    def read(self, body: Mapping[str, Any], memory: Memory | None = None) -> Payload:
         top = Field(body)
         _refuse_unknown(top)
-        conversation = Conversation()
+        conversation = Conversation("anthropic", memory)
         for text in _texts(top["system"]):
             conversation.said("system", text)
-        referenced: set[str] = set()
-        for message in top["messages"].each():
-            _read_message(message, conversation, referenced)
+        for message in conversation.unread(top["messages"]):
+            _read_message(message, conversation)
             conversation.end()
         return Payload(
             model=top["model"].text(),
             parts=something(conversation.parts(), top["messages"]),
-            tools=_read_tools(top["tools"], referenced),
+            tools=_read_tools(top["tools"], conversation.found),
             max_tokens=top["max_tokens"].count(),
             stream=top["stream"].flag(),
             may_call=_may_call(top["tool_choice"]),
@@ -116,7 +116,7 @@ def _may_call(choice: Field) -> bool:
     return kind == "auto"
 
 
-def _read_tools(tools: Field, referenced: set[str]) -> tuple[ToolSpec, ...]:
+def _read_tools(tools: Field, found: list[str]) -> tuple[ToolSpec, ...]:
     """Without the deferred ones that no tool search has found: the provider keeps those from its model."""
     if tools.value is None:
         return ()
@@ -128,7 +128,7 @@ def _read_tools(tools: Field, referenced: set[str]) -> tuple[ToolSpec, ...]:
             )
         tool["input_schema"].mapping()
         specs.append((tool, read_tool(tool, "input_schema")))
-    kept = [(tool, spec) for tool, spec in specs if tool["defer_loading"].value is not True or spec.name in referenced]
+    kept = [(tool, spec) for tool, spec in specs if tool["defer_loading"].value is not True or spec.name in found]
     return tuple(distinct(tools, kept))
 
 
@@ -143,7 +143,7 @@ def _texts(content: Field) -> Iterator[str]:
     yield from (text for text in texts if not text.startswith(NOISE))
 
 
-def _read_message(message: Field, conversation: Conversation, referenced: set[str]) -> None:
+def _read_message(message: Field, conversation: Conversation) -> None:
     role = message["role"].among(["user", "assistant", "system"])
     content = message["content"]
     if role == "system":
@@ -162,11 +162,11 @@ def _read_message(message: Field, conversation: Conversation, referenced: set[st
         elif block.block(["text", "tool_result"]) == "text":
             conversation.said("user", block["text"].text())
         else:
-            text = "\n".join(_result_texts(block["content"], referenced))
+            text = "\n".join(_result_texts(block["content"], conversation))
             conversation.result(block["tool_use_id"].text(), text, block["is_error"].flag())
 
 
-def _result_texts(content: Field, referenced: set[str]) -> Iterator[str]:
+def _result_texts(content: Field, conversation: Conversation) -> Iterator[str]:
     if content.value is None:
         return
     if isinstance(content.value, str):
@@ -176,7 +176,7 @@ def _result_texts(content: Field, referenced: set[str]) -> Iterator[str]:
         if block.block(["text", "tool_reference"]) == "text":
             yield block["text"].text()
         else:
-            referenced.add(name := block["tool_name"].text())
+            conversation.found.append(name := block["tool_name"].text())
             yield f"Tool found: {name}"
 
 

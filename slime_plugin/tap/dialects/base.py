@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from slime_plugin.tap.dialects.conversation import Memory
 from slime_plugin.tap.messages import Answer, Payload, TapError
 
 MAX_DEPTH = 64
@@ -29,8 +30,11 @@ class Dialect(Protocol):
         """An event without meaning, for streams whose answer is not there yet."""
         ...
 
-    def read(self, body: Mapping[str, Any]) -> Payload:
-        """Raises ``TapError("invalid", ...)`` with the path of the field that is wrong."""
+    def read(self, body: Mapping[str, Any], memory: Memory | None = None) -> Payload:
+        """What it says is the same with a memory of what the session sent before and without one.
+
+        Raises ``TapError("invalid", ...)`` with the path of the field that is wrong.
+        """
         ...
 
     def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,19 +10,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime_plugin.tap.dialects.base import NOTHING, dump, event, read_arguments, write_arguments
+from slime_plugin.tap.dialects.conversation import Conversation, Memory
 from slime_plugin.tap.dialects.openai import OpenAI, error_object, function_tool, may_call, usage_details
-from slime_plugin.tap.dialects.reading import Conversation, Field, distinct, read_tool, something
+from slime_plugin.tap.dialects.reading import Field, distinct, read_tool, something
 from slime_plugin.tap.messages import Answer, Call, Finish, Payload, TapError, ToolSpec
 
 FINISH_REASONS: dict[Finish, str] = {"stop": "stop", "calls": "tool_calls", "length": "length", "context": "length"}
 
 
 class Chat(OpenAI):
-    def read(self, body: Mapping[str, Any]) -> Payload:
+    def read(self, body: Mapping[str, Any], memory: Memory | None = None) -> Payload:
         top = Field(body)
         _refuse_unknown(top)
-        conversation = Conversation()
-        for message in top["messages"].each():
+        conversation = Conversation("chat", memory)
+        for message in conversation.unread(top["messages"]):
             _read_message(message, conversation)
             conversation.end()
         limit = top["max_completion_tokens"].count()

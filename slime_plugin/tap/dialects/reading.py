@@ -1,17 +1,13 @@
-"""From parsed JSON to parts of a conversation, for all dialects: what is checked, what is dropped, what is joined.
-
-Requests that show a model the same give equal parts, however a client wraps, splits or orders them.
-"""
+"""Fields of a request that was parsed, for all dialects: what is checked, and how a sender is told what is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from slime_plugin.errors import nearest, printable
-from slime_plugin.tap.messages import Call, Part, Reply, Result, TapError, Text, ToolSpec
+from slime_plugin.tap.messages import Part, TapError, ToolSpec
 
 MEDIA = {"image", "image_url", "input_image", "audio", "input_audio", "document", "file", "input_file", "video_url"}
 """Blocks that are not text, in all dialects."""
@@ -44,10 +40,13 @@ class Field:
             raise self.wrong(f"must be an object, is {_name(self.value)}")
         return self.value
 
-    def each(self) -> list[Field]:
+    def items(self) -> list[Any]:
         if not isinstance(self.value, list):
             raise self.wrong(f"must be a list, is {_name(self.value)}")
-        return [Field(value, f"{self.path}[{index}]") for index, value in enumerate(self.value)]
+        return self.value
+
+    def each(self, start: int = 0) -> list[Field]:
+        return [Field(value, f"{self.path}[{i}]") for i, value in enumerate(self.items()[start:], start)]
 
     def text(self, default: str | None = None) -> str:
         if self.value is None and default is not None:
@@ -87,96 +86,6 @@ class Field:
         if self.value is None or self.value in ([], {}, "") or self.value is False or self.value in allowed:
             return
         raise self.wrong(why)
-
-
-@dataclass(slots=True)
-class _Speaking:
-    """A reply of which more may come."""
-
-    texts: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    signature: str | None = None
-
-    def done(self) -> Reply | None:
-        """None if nothing was said."""
-        if not (self.texts or self.calls or self.thoughts or self.signature):
-            return None
-        thought = "\n".join(self.thoughts) if self.thoughts else None
-        return Reply("".join(self.texts), tuple(self.calls), thought, self.signature)
-
-
-class Conversation:
-    """Parts as they come in; :meth:`parts` gives them in canonical form."""
-
-    def __init__(self) -> None:
-        self._system: list[str] = []
-        self._parts: list[Part] = []
-        self._reply: _Speaking | None = None
-
-    def said(self, role: Literal["system", "user"], text: str) -> None:
-        self.end()
-        if not text.strip():
-            return
-        if role == "system" and not self._parts:
-            self._system.append(text)
-        else:
-            self._parts.append(Text(role, text))
-
-    def result(self, call: str, text: str, error: bool = False) -> None:
-        self.end()
-        self._parts.append(Result(call, text, error))
-
-    def replied(self, text: str) -> None:
-        if text.strip():
-            self._speaking().texts.append(text)
-
-    def thought(self, text: str) -> None:
-        if text.strip():
-            self._speaking().thoughts.append(text)
-
-    def signed(self, signature: str) -> None:
-        """Which answer it comes from."""
-        speaking = self._speaking()
-        speaking.signature = speaking.signature or signature or None
-
-    def called(self, call: Call) -> None:
-        self._speaking().calls.append(call)
-
-    def end(self) -> None:
-        """The assistant's message is over."""
-        if self._reply is not None and (reply := self._reply.done()) is not None:
-            self._parts.append(reply)
-        self._reply = None
-
-    def parts(self) -> tuple[Part, ...]:
-        self.end()
-        system = [Text("system", "\n\n".join(self._system))] if self._system else []
-        return (*system, *_in_call_order(self._parts))
-
-    def _speaking(self) -> _Speaking:
-        if self._reply is None:
-            self._reply = _Speaking()
-        return self._reply
-
-
-def _in_call_order(parts: list[Part]) -> list[Part]:
-    """Results of one reply's calls change places among themselves; everything else stays where it is."""
-    ordered = list(parts)
-    replies = [index for index, part in enumerate(parts) if isinstance(part, Reply)]
-    for start, stop in pairwise([*replies, len(parts)]):
-        reply = parts[start]
-        assert isinstance(reply, Reply)
-        order = {call.id: rank for rank, call in enumerate(reply.calls)}
-        answers = [
-            (index, part)
-            for index, part in enumerate(parts[start:stop], start)
-            if isinstance(part, Result) and part.call in order
-        ]
-        in_order = sorted((part for _, part in answers), key=lambda part: order[part.call])
-        for (index, _), part in zip(answers, in_order, strict=True):
-            ordered[index] = part
-    return ordered
 
 
 def read_tool(tool: Field, schema: str) -> ToolSpec:

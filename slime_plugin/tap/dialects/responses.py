@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime_plugin.tap.dialects.base import NOTHING, dump, event, read_arguments, write_arguments
+from slime_plugin.tap.dialects.conversation import Conversation, Memory
 from slime_plugin.tap.dialects.openai import OpenAI, error_object, function_tool, may_call, usage_details
-from slime_plugin.tap.dialects.reading import Conversation, Field, distinct, read_tool, something
+from slime_plugin.tap.dialects.reading import Field, distinct, read_tool, something
 from slime_plugin.tap.messages import Answer, Call, Payload, TapError, ToolSpec
 
 SHOWN_AGAIN = (
@@ -24,15 +25,15 @@ ORDER = {"reasoning": 0, "message": 1, "function_call": 2}
 
 
 class Responses(OpenAI):
-    def read(self, body: Mapping[str, Any]) -> Payload:
+    def read(self, body: Mapping[str, Any], memory: Memory | None = None) -> Payload:
         top = Field(body)
         _refuse_unknown(top)
-        conversation = Conversation()
+        conversation = Conversation("responses", memory)
         conversation.said("system", top["instructions"].text(""))
         if isinstance(top["input"].value, str):
             conversation.said("user", top["input"].value)
         else:
-            _read_items(top["input"].each(), conversation)
+            _read_items(conversation.unread(top["input"]), conversation)
         return Payload(
             model=top["model"].text(),
             parts=something(conversation.parts(), top["input"]),
@@ -94,7 +95,7 @@ def _read_tools(tools: Field) -> tuple[ToolSpec, ...]:
     return tuple(distinct(tools, specs))
 
 
-def _read_items(items: list[Field], conversation: Conversation) -> None:
+def _read_items(items: Iterator[Field], conversation: Conversation) -> None:
     last = -1  # place of the item before in ORDER, if it is the assistant's
     for item in items:
         kind = "message" if item["type"].value is None else item.block([*ORDER, "function_call_output"])

@@ -105,7 +105,7 @@ def _print_summary(result: Layout, counts: Counts) -> None:
         table.add_row("teacher", *map(str, sizes), f"{len(teacher.student)} leaves")
     out.print(table)
     lost = ", ".join(f"{number} {cause}" for cause, number in result.lost.items()) or "none"
-    out.print(f"\ntrained {result.trained} of {counts.R} sampled tokens; not trained: {lost}")
+    out.print(f"\ntrained {result.trained} of {counts.sampled} sampled tokens; not trained: {lost}")
     if result.off_context is None:
         out.print("not exact: right tokens visible, hidden states of another context")
     else:

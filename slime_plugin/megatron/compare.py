@@ -99,7 +99,7 @@ class Comparison:
             "floor": min(exact, key=lambda logdiff: float(logdiff["mean"]), default=None),
             "iterations": [batch.iteration for batch in self.batches],
             "records": len(records),
-            "sampled": sum(int(record.generated.sum()) for record in records),
+            "sampled": sum(record.sampled for record in records),
             "machine": _machine(self.batches[0].scorer),
             "denominator": DENOMINATOR,
             "timed": self._timed(),

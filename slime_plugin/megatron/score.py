@@ -202,7 +202,7 @@ def summarise_scores(records: Sequence[Record], scores: Sequence[RecordScore]) -
     leaf_kl = np.concatenate([score.leaf_kl for score in scores])
     return {
         "records": len(records),
-        "sampled": sum(int(record.generated.sum()) for record in records),
+        "sampled": sum(record.sampled for record in records),
         "tokens": len(gap),
         "lost": dict(lost),
         "logdiff": _over(distance),

@@ -13,7 +13,9 @@ sdcc               ``H_comp``, and teacher rows for the diverging leaves      as
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from slime_plugin.config import method as config
@@ -35,9 +37,11 @@ METHODS: dict[str, Callable[[Trajectory, Any], Layout]] = {
 
 
 def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
-    """The training input of a record under a method."""
+    """The training input of a record under a method. What the record says no method can train is lost under each."""
     trajectory = record if isinstance(record, Trajectory) else Trajectory.of(record)
-    return METHODS[method.type](trajectory, method)
+    layout = METHODS[method.type](trajectory, method)
+    untrained = trajectory.record.untrained
+    return replace(layout, lost=dict(Counter(layout.lost) + Counter(untrained))) if untrained else layout
 
 
 __all__ = ["METHODS", "Credit", "Layout", "Row", "Teacher", "assign_credit", "lay_out", "token_weights"]

@@ -10,17 +10,18 @@ The parts are sound on their own by now (see :mod:`.parts`). What is asked here,
   every newer one, and something precedes it, or no distribution could have produced it;
 * two neighbouring views differ by an edit: a view that merely extends the one before with new tokens is the same
   layer;
-* weights for training, if the meta data has any, are given to spans of the tape, in order and disjoint.
+* weights for training, if the meta data has any, are given to spans of the tape, in order and disjoint;
+* tokens that were sampled and are not on the tape, if the meta data counts any, have a cause and a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from slime_plugin.errors import Defect
+from slime_plugin.errors import Defect, printable
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
 from slime_plugin.record.meta import Edit, Meta
 
@@ -31,6 +32,9 @@ WEIGHTS = "weights"
 """Under this key of the meta data: what tokens count in training, as ``[[start, stop, weight], ...]``."""
 LARGEST_WEIGHT = 1e18
 """A weight beyond this has no finite product with a loss in float32."""
+
+UNTRAINED = "untrained"
+"""Under this key of the meta data: sampled tokens that are not generated tokens of the tape, as ``{cause: number}``."""
 
 
 def logprob_defects(generated: BoolArray, logprobs: FloatArray) -> Iterator[Defect]:
@@ -184,3 +188,22 @@ def _weight_problem(entry: Any, end: int, length: int) -> str | None:
             "tokens in the loss, where 1 is what every other token has"
         )
     return None
+
+
+def untrained_defects(meta: Meta) -> Iterator[Defect]:
+    """
+    >>> list(untrained_defects(Meta(extra={"untrained": {"cancelled": 3, "retry": -1}})))[0].field
+    'meta.untrained.retry'
+    """
+    causes = meta.extra.get(UNTRAINED, {})
+    if not isinstance(causes, Mapping):
+        what = f"{type(causes).__name__} is not an object; give {{cause: number of tokens}}"
+        yield Defect(f"meta.{UNTRAINED}", f"{what}, or leave it out if everything that was sampled is on the tape")
+        return
+    for cause, number in causes.items():
+        if type(number) is not int or number < 0:
+            yield Defect(
+                f"meta.{UNTRAINED}.{printable(cause, 40)}",
+                f"{number!r:.40} is not a number of tokens; give a whole number of at least 0",
+            )
+            return

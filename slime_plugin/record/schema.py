@@ -29,7 +29,14 @@ import numpy as np
 
 from slime_plugin.errors import Defect, RecordError, printable
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
-from slime_plugin.record.checks import edit_defects, history_defects, logprob_defects, weight_defects
+from slime_plugin.record.checks import (
+    UNTRAINED,
+    edit_defects,
+    history_defects,
+    logprob_defects,
+    untrained_defects,
+    weight_defects,
+)
 from slime_plugin.record.meta import Edit, Json, Meta
 from slime_plugin.record.parts import as_edits, as_extra, as_flags, as_logprobs, as_meta, as_tokens, as_views
 
@@ -107,6 +114,8 @@ class Record:
                 found.extend(history_defects(self.generated, self.views))
             if has_meta:
                 found.extend(weight_defects(self.meta, length))
+        if has_meta:
+            found.extend(untrained_defects(self.meta))
         if found:
             raise RecordError(record_label(meta), found)
 
@@ -114,6 +123,18 @@ class Record:
     def label(self) -> str:
         """How messages name this record."""
         return record_label(self.meta)
+
+    @property
+    def untrained(self) -> Mapping[str, int]:
+        """Tokens that were sampled and that no method can train, by cause: they are not on the tape, or not as sampled
+        ones. A rollout that was cut off in the middle of a turn nobody waited for has some."""
+        causes: Mapping[str, int] = self.meta.extra.get(UNTRAINED, {})
+        return causes
+
+    @property
+    def sampled(self) -> int:
+        """All tokens that the policy sampled in this rollout."""
+        return int(self.generated.sum()) + sum(self.untrained.values())
 
     def view_positions(self, k: int) -> IntArray:
         """Tape positions of view k, in context order."""

@@ -136,7 +136,7 @@ def _count_rows(counts: Counts) -> Iterator[tuple[object, ...]]:
     yield "D", counts.D, "diverging leaves: sampled tokens whose prefix is another one in the final context"
     yield "L", counts.L, "tokens on the tape"
     yield "C", counts.C, "tokens of the final context"
-    yield "R", counts.R, "sampled tokens"
+    yield "R", counts.R, f"sampled tokens, of {counts.sampled} in all"
     yield "branches", counts.branch_tokens, "tokens, if every branch is computed on its own"
     yield "prefix tree", counts.trie_tokens, "tokens, if every distinct prefix is computed once"
     yield "evicted", f"{counts.compression:.1%}", "of the tape left the live context at least once"
@@ -146,7 +146,7 @@ def _method_rows(trajectory: Trajectory, counts: Counts) -> Iterator[tuple[objec
     for name, method in COMPARED.items():
         layout = lay_out(trajectory, method)
         lost = ", ".join(f"{number} {cause}" for cause, number in layout.lost.items()) or "none"
-        trained = f"{layout.trained} of {counts.R}"
+        trained = f"{layout.trained} of {counts.sampled}"
         yield name, len(layout.rows), layout.tokens, layout.teacher_tokens, trained, layout.off_context, lost
 
 

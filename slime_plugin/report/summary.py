@@ -60,7 +60,7 @@ class _Tally:
             "trie_ratio": trie / branch if branch else None,
             "frequency": compression.frequency,
             "depth": compression.depth,
-            "sampled": sum(c.R for c in self.counts),
+            "sampled": sum(c.sampled for c in self.counts),
             "methods": {
                 name: {key: self.sums[name][key] for key in _SUMMED} | {"lost": dict(self.lost[name])}
                 for name in COMPARED
@@ -90,8 +90,8 @@ def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
             tally.rewards.append(float(record.meta.reward))
         for name, layout in layouts.items():
             if record.meta.status in LEFT_OUT:
-                if counts.R:
-                    tally.lost[name][record.meta.status] += counts.R
+                if counts.sampled:
+                    tally.lost[name][record.meta.status] += counts.sampled
                 continue
             tally.sums[name].update({key: getattr(layout, key) for key in _SUMMED})
             tally.lost[name].update(layout.lost)

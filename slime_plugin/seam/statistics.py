@@ -39,7 +39,7 @@ def statistics(records: Sequence[Record], cell: Cell) -> dict[str, Any]:
         "trie_tokens": trie,
         "trie_ratio": trie / branches if branches else None,
         "compressed_tokens": sum(c.C for c in counts),
-        "sampled": sum(c.R for c in counts),
+        "sampled": sum(c.sampled for c in counts),
         "trained": sum(layout.trained for layout in layouts),
         "off_context": sum(layout.off_context or 0 for layout in layouts),
         "lost": dict(sum((Counter(layout.lost) for layout in layouts), Counter())),

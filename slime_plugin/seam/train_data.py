@@ -96,8 +96,7 @@ def lay_out_batch(
         layout = lay_out(trajectory, cell.method)
         cause = record.meta.status if record.meta.status in LEFT_OUT else "removed" if is_out else None
         if cause is not None:
-            sampled = int(record.generated.sum())
-            layout = Layout(layout.method, (), layout.packing, lost={cause: sampled} if sampled else {})
+            layout = Layout(layout.method, (), layout.packing, lost={cause: record.sampled} if record.sampled else {})
             advantage = 0.0
         yield Rollout(number, record, layout, places_of(trajectory), advantage)
 

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from slime_plugin.record import Edit, Meta, Record, Span
+from slime_plugin.record.checks import UNTRAINED
 from slime_plugin.tap.causes import EDIT_KINDS, Break, Cause
 from slime_plugin.tap.chains import Chains
 from slime_plugin.tap.contexts import Contexts, Node
 from slime_plugin.tap.lineage import Kind, Line, Lineage, lineage_of
 from slime_plugin.tap.pieces import Piece, Turn
 
-UNTRAINED = "untrained"
-"""Key of the sampled tokens that are not in a record's training, by cause, in its meta data."""
 WEIGHTS: dict[Kind, str] = {"subagent": "subagents", "auxiliary": "auxiliary", "summary": "summaries"}
 """The setting that weighs each kind of turn. What a user's own conversation says always counts."""
 

@@ -27,7 +27,9 @@ class Counts:
     C: int
     """Tokens of the last view, |H_comp|."""
     R: int
-    """Sampled tokens."""
+    """Sampled tokens on the tape."""
+    sampled: int
+    """All sampled tokens: R, and those that the record counts as untrained."""
     longest_view: int
     """Tokens of the longest live context."""
     branch_tokens: int
@@ -75,6 +77,7 @@ def count(trajectory: Trajectory) -> Counts:
         L=len(record),
         C=int(trajectory.views[-1].size),
         R=int(record.generated.sum()),
+        sampled=record.sampled,
         longest_view=max(int(view.size) for view in trajectory.views),
         branch_tokens=sum(len(branch) for branch in branches),
         trie_tokens=len(build_trie(record.tokens, branches)),

@@ -34,6 +34,7 @@ from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.tools import Bm25
 from slime_plugin.config.training import training_problems
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.tap.drivers import driver_for
 
 _STYLES = {"ok": "green", "warn": "yellow", "missing": "bold red"}
 CHECKPOINT_BYTES = 12
@@ -120,6 +121,7 @@ def _findings_of(cell: Cell, probed: Probe) -> Iterator[Finding]:
     yield _ranks(cell, probed)
     for where, block in _blocks(cell):
         yield from _block(where, block)
+    yield from _agent(cell)
     if cell.engine.url is not None:
         yield _engine(cell.engine.url)
     if cell.tracking.wandb is not None and cell.tracking.wandb.mode == "online":
@@ -226,6 +228,27 @@ def _block(where: str, block: BaseModel) -> Iterator[Finding]:
         name = "code" if isinstance(block, Custom) else "corpus" if isinstance(block, Bm25) else "key"
         remedy = f"export {block.key_variable}=..." if hasattr(block, "key_variable") else ""
         yield Finding(name, "missing", str(error), remedy)
+
+
+def _agent(cell: Cell) -> Iterator[Finding]:
+    """Of a black box: its program, and whether it gets on with the limits."""
+    try:
+        driver = driver_for(cell.harness)
+        if driver is None:
+            return
+        from slime_plugin.tap.run import check_black_box  # with what it computes with
+
+        check_black_box(cell, driver)
+        found = str(driver.program())
+        version = driver.version() if driver.verified else ""
+    except ConfigError as error:
+        yield Finding("agent", "missing", str(error))
+        return
+    if version == driver.verified:
+        yield Finding("agent", "ok", f"{found} {version}".strip())
+    else:
+        remedy = f"launch/harnesses.sh installs {driver.verified}, which the driver was tried with"
+        yield Finding("agent", "warn", f"{found} is version {version}", remedy)
 
 
 def _engine(url: str) -> Finding:

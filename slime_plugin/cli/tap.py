@@ -23,7 +23,8 @@ from slime_plugin.record import Meta, Record, StoreWriter, scan_store
 from slime_plugin.report.terminal import draw_staircase
 
 if TYPE_CHECKING:
-    from slime_plugin.tap.session import TapSession
+    from slime_plugin.tap.session import History
+    from slime_plugin.tap.tap import Tap
 
 STORE = "rollouts.records"
 """What the rollouts of a served folder are written to."""
@@ -76,26 +77,21 @@ def serve(
 
 
 async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[str, int, bool]) -> None:
-    from slime_plugin.bridge.chat import load_chat
-    from slime_plugin.bridge.harness import check_model
     from slime_plugin.tap.limits import Settings
     from slime_plugin.tap.log import is_ended
-    from slime_plugin.tap.run import MODEL
     from slime_plugin.tap.server import Listening
-    from slime_plugin.tap.tap import SUFFIX, Tap
+    from slime_plugin.tap.tap import SUFFIX
 
     host, port, public = listen
     settings = Settings(host=host, port=port, public=public)
-    chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
-    black_box = cell.harness if isinstance(cell.harness, BlackBox) else BlackBox()
-    server = Tap(chat, cell.rollout, logs, model=MODEL, keep_thoughts=black_box.thoughts == "keep")
+    server, black_box = _tap(cell, logs)
     logs.mkdir(parents=True, exist_ok=True)
     unfinished = [path for path in sorted(logs.glob(f"*{SUFFIX}")) if not is_ended(path)]
     async with AsyncExitStack() as stack:
         listening = await stack.enter_async_context(Listening(server, settings))  # a port that is taken is told first
         stack.enter_context(log_file(logs / "tap.log"))
         stop = stack.enter_context(interrupts("rollouts under way are closed and written down"))
-        engine = await stack.enter_async_context(open_engine(cell, chat, logs, stop))
+        engine = await stack.enter_async_context(open_engine(cell, server.chat, logs, stop))
         for path in unfinished:
             session = server.reopen(path, engine)
             click.echo(f"session {session.id} goes on after {len(session.turns)} turns, with the token it has")
@@ -116,31 +112,27 @@ async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[s
 @tap.command()
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="LOG...")
 @click.option(
-    "--model",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    required=True,
-    help="Folder of the policy.",
+    "--config", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The cell that the tap served."
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Store to add records to.")
-def recover(logs: tuple[Path, ...], model: Path, out: Path) -> None:
+def recover(logs: tuple[Path, ...], config: Path, out: Path) -> None:
     """Write the records of sessions whose logs are all that is left.
 
-    LOG is a log of the tap, or a folder of such.
+    LOG is a log of the tap, or a folder of such. They are only read: a tap that goes on with them misses nothing.
     """
     _check()
-    asyncio.run(_recover(logs, model, out))
+    cell = load_cell(config, ())
+    with as_mistakes_of(config):
+        _recover(cell, logs, out)
 
 
-async def _recover(logs: tuple[Path, ...], model: Path, out: Path) -> None:
-    from slime_plugin.bridge.chat import load_chat
-    from slime_plugin.bridge.engine.base import NoEngine
-    from slime_plugin.config.rollout import Rollout
-    from slime_plugin.tap.tap import SUFFIX, Tap
+def _recover(cell: Cell, logs: tuple[Path, ...], out: Path) -> None:
+    from slime_plugin.tap.tap import SUFFIX
 
-    server = Tap(load_chat(model), Rollout(), Path(), model="")
+    server, black_box = _tap(cell, Path())
     paths = [file for path in logs for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
-    sessions = [server.reopen(path, NoEngine()) for path in paths]
-    _write([_recovered(session, Train()) for session in sessions if session.turns], out)
+    histories = [server.read(path) for path in paths]
+    _write([_recovered(history, black_box.train) for history in histories if history.turns], out)
 
 
 @tap.command()
@@ -207,13 +199,27 @@ async def _run(cell: Cell, task: str, answers: tuple[str, ...], out: Path) -> Re
     return record
 
 
-def _recovered(session: TapSession, train: Train) -> Record:
+def _tap(cell: Cell, logs: Path) -> tuple[Tap, BlackBox]:
+    """The tap that a cell describes, and the settings of its black box. An editor stands for the default ones."""
+    from slime_plugin.bridge.chat import load_chat
+    from slime_plugin.bridge.harness import check_model
+    from slime_plugin.tap.drivers import driver_for
+    from slime_plugin.tap.run import MODEL
+    from slime_plugin.tap.tap import Tap
+
+    chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
+    driver = driver_for(cell.harness)
+    black_box = BlackBox() if driver is None else driver.settings
+    return Tap(chat, cell.rollout, logs, model=MODEL, keep_thoughts=black_box.thoughts == "keep"), black_box
+
+
+def _recovered(history: History, train: Train) -> Record:
     from slime_plugin.tap.recovery import recover
 
-    found = recover(session.contexts, session.parents, session.lost, train.model_dump())
-    versions = [version for turn in session.turns for version, _ in turn.generation.weights]
+    found = recover(history.contexts, history.parents, history.lost, train.model_dump())
+    versions = [version for turn in history.turns for version, _ in turn.generation.weights]
     version = versions[-1] if versions else None
-    return found.record(Meta(id=session.id, harness="tap", weight_version=version, extra=found.extra))
+    return found.record(Meta(id=history.id, harness="tap", weight_version=version, extra=found.extra))
 
 
 def _write(records: list[Record], out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +66,8 @@ def draw_staircase(record: Record, console: Console) -> None:
     for line in _legend(console.width, by_name, ascii_only):
         console.print(line)
     console.print(_numbers(count(trajectory)))
+    for told in _told(record):
+        console.print(told)
 
 
 def _name(piece: str) -> str:
@@ -138,3 +141,20 @@ def _numbers(counts: Counts) -> str:
         f"L = {counts.L} tokens on the tape, C = {counts.C} in the final context\n"
         f"branches {counts.branch_tokens} tokens, prefix tree {counts.trie_tokens}{share}"
     )
+
+
+def _told(record: Record) -> Iterator[str]:
+    """What else a record says of its rollout: conversations, where there are several, and tokens that nobody trains."""
+    conversations = record.meta.extra.get("conversations", ())
+    if isinstance(conversations, list) and len(conversations) > 1:
+        parts = [
+            f"{printable(one['name'], 40)} ({_some(one['turns'], 'turn')}, {_some(one['contexts'], 'context')})"
+            for one in conversations
+        ]
+        yield f"conversations: {', '.join(parts)}"
+    if record.untrained:
+        yield "not trained: " + ", ".join(f"{number} {printable(cause)}" for cause, number in record.untrained.items())
+
+
+def _some(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

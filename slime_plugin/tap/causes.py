@@ -4,7 +4,7 @@ Two contexts of one conversation are compared piece by piece. What was put behin
 of everything else the roles say what happened:
 
 =================  ====================================================================================================
-``compaction``     turns or tool results left, and text stands in their place
+``compaction``     turns or tool results left, and text stands in their place, or the turn that sums them up
 ``prune``          tool results were replaced by other text, or left without anything in their place
 ``template_strip``  the thoughts of earlier turns were taken out
 ``drift``          a turn came back as something that does not mean the same, or the system message or tools changed
@@ -61,7 +61,23 @@ def explain(before: Sequence[Piece], after: Sequence[Piece]) -> Break:
     removed = [piece for _, start, stop, _, _ in changes for piece in before[start:stop]]
     inserted = [piece for _, _, _, start, stop in changes for piece in after[start:stop]]
     pairs = [(before[a:b], after[c:d]) for _, a, b, c, d in changes]
-    return Break(_cause(pairs, removed, inserted), _tokens(removed), _tokens(inserted))
+    cause: Cause = "compaction" if stands_for_the_rest(before, after) else _cause(pairs, removed, inserted)
+    return Break(cause, _tokens(removed), _tokens(inserted))
+
+
+def stands_for_the_rest(before: Sequence[Piece], after: Sequence[Piece]) -> bool:
+    """Whether the last turn of a context is a summary that came back: without what asked for it, behind what the
+    context began with, and in place of turns."""
+    if len(before) < 2 or before[-1].turn is None or before[-2].role != "user":
+        return False
+    place = next((i for i, piece in enumerate(after) if piece.turn is before[-1].turn), 0)
+    kept = [piece.key for piece in before[:place]]
+    between = before[place:-2]
+    return (
+        0 < place < len(before) - 2
+        and kept == [piece.key for piece in after[:place]]
+        and any(piece.turn is not None for piece in between)
+    )
 
 
 def _cause(pairs: list[tuple[Sequence[Piece], Sequence[Piece]]], gone: list[Piece], new: list[Piece]) -> Cause:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from slime_plugin.tap.causes import Break, explain
+from slime_plugin.tap.causes import Break, explain, stands_for_the_rest
 from slime_plugin.tap.chains import Chain, Chains
 from slime_plugin.tap.contexts import Contexts
+from slime_plugin.tap.pieces import Piece
 
 Kind = Literal["main", "subagent", "auxiliary", "summary", "retry"]
 """What a turn was for; a ``retry`` was sampled once more and not used."""
@@ -98,7 +99,7 @@ class _Thread:
                 if self.main is None and not aside:
                     self.main = line
             else:
-                line.breaks.append(self._explained(line.chains[-1], chain))
+                line.breaks.append(explain(*self._sides(line.chains[-1], chain)))
             line.chains.append(chain)
         for line in self.lines:
             for before, after, found in zip(line.chains[:-1], line.chains[1:], line.breaks, strict=True):
@@ -126,9 +127,10 @@ class _Thread:
             return best
         return self.main if self.main in ended else None
 
-    def _explained(self, before: Chain, after: Chain) -> Break:
+    def _sides(self, before: Chain, after: Chain) -> tuple[list[Piece], list[Piece]]:
+        """The context that one chain ended, and the prompt of the next."""
         nodes = self.chains.contexts.nodes
-        return explain(self.chains.own_node(before.turns[-1]).pieces(), nodes[after.turns[0].at].pieces())
+        return self.chains.own_node(before.turns[-1]).pieces(), nodes[after.turns[0].at].pieces()
 
     def _find_summary(self, before: Chain, after: Chain) -> None:
         """Mark the turn that wrote what a compaction put in place of what it took out.
@@ -146,6 +148,7 @@ class _Thread:
             if len(chain.turns) == 1 and (chain.first == last or chain.turns[0].id in held)
         ]
         ended = before.turns[-1]
-        if len(before.turns) > 1 and ended.number == last and ended.id not in held:
+        stays = stands_for_the_rest(*self._sides(before, after))
+        if len(before.turns) > 1 and ended.number == last and (stays or ended.id not in held):
             candidates.append(ended)
         self.kinds |= {turn.id: "summary" for turn in candidates if turn.id not in self.kinds and not turn.said.calls}

@@ -8,8 +8,9 @@ what it was writing, and is cut off. A machine that dies may lose what its syste
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,11 @@ class Log:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however that ends
+        except OSError:
+            self.close()
+            raise LogError(f"{path}: another tap writes to it; end that one, or choose another folder") from None
         self._logged_nodes = 1  # the root is not written
         self._logged_keys: set[str] = set()
 
@@ -63,7 +69,14 @@ class Log:
             raise LogError(f"{self.path}: cannot be written: {error.strerror}; make room and try again") from error
         self._logged_nodes += len(fresh)
 
-    def read_back(self, contexts: Contexts) -> None:
+    def read_back(self) -> list[dict[str, Any]]:
+        """What is in the file. Half a line at its end is cut off."""
+        entries = read_log(self.path)
+        data = self.path.read_bytes()
+        os.ftruncate(self._file, data.rfind(b"\n") + 1)
+        return entries
+
+    def holds(self, contexts: Contexts) -> None:
         """Everything of these contexts is in the file already."""
         self._logged_nodes = len(contexts.nodes)
         self._logged_keys = {node.piece.key for node in contexts.nodes if node.piece is not None}
@@ -99,23 +112,26 @@ def turn_entry(turn: Turn) -> dict[str, Any]:
     }
 
 
-def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a log. Half a line at its end is cut off the file."""
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The entries of a log, the first of which is how it begins. Half a line at its end is passed over."""
     try:
-        data = path.read_bytes()
+        lines = path.read_bytes().splitlines(keepends=True)
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from error
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
-    for number, line in enumerate(data[:whole].splitlines(), 1):
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    if not lines:
+        raise LogError(f"{path}: there is not a whole line in it; delete it")
+    entries = []
+    for number, line in enumerate(lines, 1):
         try:
             entry = orjson.loads(line)
         except ValueError as error:
             raise LogError(f"{path}: line {number} is not JSON ({error}); this is no log of the tap") from None
         if not isinstance(entry, dict) or (number == 1 and entry.get("version") != VERSION):
             raise LogError(f"{path}: line {number} is none of a log of version {VERSION}; this is no log of the tap")
-        yield entry
+        entries.append(entry)
+    return entries
 
 
 def is_ended(path: Path) -> bool:

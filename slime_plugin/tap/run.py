@@ -7,6 +7,7 @@ session of the tap that it was given; the record is recovered from there, also i
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import shutil
 import tempfile
@@ -28,14 +29,14 @@ from slime_plugin.config.rollout import Rollout
 from slime_plugin.errors import ConfigError, MemoryWalkerError, RecordError
 from slime_plugin.record import Meta, Record
 from slime_plugin.tap.drivers import Driver, Errand, Finished, driver_for, run_agent
-from slime_plugin.tap.limits import Settings
 from slime_plugin.tap.recovery import Recovered, recover
-from slime_plugin.tap.server import Listening
 from slime_plugin.tap.session import TapSession
 from slime_plugin.tap.tap import Tap
 
 MODEL = "policy"
 """What agents are told that the policy is called: a name that none of them knows, so that none assumes anything."""
+SERVER_PACKAGES = ("h11", "starlette", "uvicorn")
+"""What only the server needs, and so no harness but a black box."""
 _log = logging.getLogger(__name__)
 
 
@@ -209,6 +210,9 @@ async def open_surroundings(cell: Cell, chat: Chat | None = None) -> AsyncIterat
     check_black_box(cell, driver)
     if chat is None:
         chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
+    from slime_plugin.tap.limits import Settings  # check_black_box knows that they can be imported
+    from slime_plugin.tap.server import Listening
+
     reward = build_reward(cell.reward)
     with tempfile.TemporaryDirectory(prefix="memorywalker-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -224,6 +228,12 @@ async def open_surroundings(cell: Cell, chat: Chat | None = None) -> AsyncIterat
 
 def check_black_box(cell: Cell, driver: Driver[Any]) -> None:
     """What an agent of its own cannot do: told before anything starts."""
+    for package in SERVER_PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"harness: {cell.harness.type} is served with {package}, which is not installed; "
+                "pip install 'memorywalker[tap]'"
+            )
     driver.program()
     if isinstance(cell.method, Mask4d) and cell.method.packing == "union":
         raise ConfigError(

@@ -62,19 +62,41 @@ class _Asked:
     waiting: int = 0
 
 
-class TapSession:
-    """Answers the requests of one rollout."""
+class History:
+    """What happened in a rollout, as far as its log tells: all that a record is recovered from."""
 
-    def __init__(
-        self, id: str, chat: Chat, engine: Engine, limits: Rollout, log: Log, *, keep_thoughts: bool, seed: int | None
-    ) -> None:
+    def __init__(self, id: str, chat: Chat, *, keep_thoughts: bool) -> None:
         self.id = id
-        self.memory = Memory()
         self.contexts = Contexts(chat, keep_thoughts=keep_thoughts)
         self.parents: dict[str, str | None] = {}
         """The threads, and which thread each works for."""
         self.lost: Counter[str] = Counter()
         """Sampled tokens that no client was given, by cause."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        """In the order in which they were finished."""
+        return self.contexts.turns
+
+    def restore(self, entry: Mapping[str, Any]) -> None:
+        """Take the next line of a log, which is not its first."""
+        if "node" in entry:
+            restore_node(self.contexts, entry)
+        elif "turn" in entry:
+            turn = restore_turn(self.contexts, entry)
+            self.parents.setdefault(turn.thread, entry["parent"])
+        elif "lost" in entry:
+            self.lost[entry["lost"]] += entry["tokens"]
+
+
+class TapSession(History):
+    """Answers the requests of one rollout."""
+
+    def __init__(
+        self, id: str, chat: Chat, engine: Engine, limits: Rollout, log: Log, *, keep_thoughts: bool, seed: int | None
+    ) -> None:
+        super().__init__(id, chat, keep_thoughts=keep_thoughts)
+        self.memory = Memory()
         self.retries = 0
         """Requests that were answered with what had been sampled before."""
         self.ending: Ending | None = None
@@ -85,36 +107,27 @@ class TapSession:
         self._chat, self._engine, self._limits, self._file = chat, engine, limits, log
         self._asked: dict[str, _Asked] = {}
         self._number = 0
-        self._counted = 0  # turns that count
+        self._with_tools = 0  # turns
         self._sampled = 0
-
-    @property
-    def turns(self) -> list[Turn]:
-        """In the order in which they were finished."""
-        return self.contexts.turns
 
     def begin(self, token: str) -> None:
         """Write the first line of the log. ``token`` is a digest: the log opens no session."""
         self._file.write(self.contexts, {"session": self.id, "version": 1, "token": token, "seed": self.seed})
 
     def restore(self, entry: Mapping[str, Any]) -> None:
-        """Take one line of a log; then the next, and :meth:`go_on` after the last."""
-        if "node" in entry:
-            restore_node(self.contexts, entry)
-        elif "turn" in entry:
-            turn = restore_turn(self.contexts, entry)
-            self.parents.setdefault(turn.thread, entry["parent"])
+        """After the last line, :meth:`go_on`."""
+        super().restore(entry)
+        if "turn" in entry:
+            turn = self.turns[-1]
             self._number = max(self._number, turn.number + 1)
-            self._counted += turn.tools
+            self._with_tools += turn.tools
             self._sampled += turn.sampled
             done = asyncio.get_running_loop().create_task(_given(self._answer(turn, entry["model"])))
             self._asked[f"{turn.thread}\n{turn.digest}"] = _Asked(task=done)
-        elif "lost" in entry:
-            self.lost[entry["lost"]] += entry["tokens"]
 
     def go_on(self) -> None:
         """Everything that the log holds was taken."""
-        self._file.read_back(self.contexts)
+        self._file.holds(self.contexts)
 
     # What the server asks
 
@@ -176,13 +189,14 @@ class TapSession:
             self._lose(cause, len(generation.tokens))
             raise TapError("overloaded", "the turn was aborted; ask again")
         id = hashlib.blake2b(f"{self.id}\n{number}".encode(), digest_size=10).hexdigest()
-        said = read_turn(self._chat.text(generation.tokens), id, may_call=ask.payload.may_call)
+        may_call = ask.payload.may_call and bool(ask.payload.tools)  # an agent without tools reads text as it is
+        said = read_turn(self._chat.text(generation.tokens), id, may_call=may_call)
         finish: Finish = "calls" if said.calls else "stop"
         if generation.finish == "length":
             finish = "context" if most == room and len(generation.tokens) == room else "length"
         turn = Turn(id, number, node.id, generation, said, thread.name, finish, ask.digest, bool(ask.payload.tools))
         self.contexts.add_turn(turn)
-        self._counted += turn.tools
+        self._with_tools += turn.tools
         self._sampled += turn.sampled
         model = ask.payload.model
         self._write({**turn_entry(turn), "parent": thread.parent, "model": model, "time": time.time()})
@@ -225,7 +239,9 @@ class TapSession:
 
     def _check_limits(self, payload: Payload) -> None:
         limits, sampled = self._limits, self._sampled
-        if not self.over.is_set() and payload.tools and self._counted >= limits.turns:
+        # Titles and the like, asked for without tools, do not count in a session that has some.
+        counts = bool(payload.tools) or not self._with_tools
+        if not self.over.is_set() and counts and (self._with_tools or len(self.turns)) >= limits.turns:
             self.stop(Ending("truncated", "turns"))
         if not self.over.is_set() and limits.sampled_tokens is not None and sampled >= limits.sampled_tokens:
             self.stop(Ending("truncated", "sampled tokens"))

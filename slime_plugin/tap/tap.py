@@ -14,8 +14,8 @@ from slime_plugin.bridge.chat.base import Chat
 from slime_plugin.bridge.engine.base import Engine
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.errors import ConfigError
-from slime_plugin.tap.log import Log, LogError, read_log
-from slime_plugin.tap.session import TapSession
+from slime_plugin.tap.log import Log, read_log
+from slime_plugin.tap.session import History, TapSession
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,127}")
 SUFFIX = ".tap.jsonl"
@@ -57,16 +57,22 @@ class Tap:
 
     def reopen(self, path: Path, engine: Engine) -> TapSession:
         """A rollout of which there is a log: its clients go on with the tokens they have."""
-        entries = read_log(path)
-        first = next(entries, None)
-        if first is None:
-            raise LogError(f"{path}: there is nothing in it; delete it")
-        session = self._session(first["session"], engine, Log(path), first["seed"])
+        log = Log(path)
+        first, *entries = log.read_back()
+        session = self._session(first["session"], engine, log, first["seed"])
         for entry in entries:
             session.restore(entry)
         session.go_on()
         self._open[first["token"]] = session
         return session
+
+    def read(self, path: Path) -> History:
+        """What a log tells. It is left as it is: whoever writes it may still be at work."""
+        first, *entries = read_log(path)
+        history = History(first["session"], self.chat, keep_thoughts=self._keep_thoughts)
+        for entry in entries:
+            history.restore(entry)
+        return history
 
     def close(self, session: TapSession) -> None:
         """From now on its token opens nothing."""

@@ -14,10 +14,11 @@ from slime_plugin.bridge.engine.base import NoEngine, Request
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.record import Meta, Record
 from slime_plugin.tap.lineage import lineage_of
+from slime_plugin.tap.log import LogError
 from slime_plugin.tap.messages import Answer, Call, Part, Payload, Reply, Result, TapError, Text, TooLongError, ToolSpec
 from slime_plugin.tap.recovery import Recovered, recover
 from slime_plugin.tap.serving import Ask
-from slime_plugin.tap.session import TapSession
+from slime_plugin.tap.session import History, TapSession
 from slime_plugin.tap.tap import Tap
 from slime_plugin.tree import Trajectory, branches_of
 from tests.conftest import ROOT
@@ -70,6 +71,11 @@ class Client:
 
     def causes(self) -> list[str]:
         return [edit.extra["cause"] for edit in self.record().edits]
+
+
+def record_of(history: History) -> Record:
+    recovered = recover(history.contexts, history.parents, history.lost, WEIGHTS)
+    return recovered.record(Meta(id=history.id, extra=recovered.extra))
 
 
 def back(answer: Answer, **changes: Any) -> Reply:
@@ -137,9 +143,11 @@ def test_a_tap_that_died_goes_on_where_it_was(tmp_path: Path) -> None:
         parts = await three_turns(client)
         answer = await client.ask(parts, looking(3), digest="last")
         before = client.record()
-        path = client.tap.log_of("s")
-        with path.open("ab") as log:
-            log.write(b'{"turn": "half of')
+        with pytest.raises(LogError, match="another tap writes to it"):
+            client.tap.reopen(client.tap.log_of("s"), client.engine)
+        path = tmp_path / "copy.tap.jsonl"
+        path.write_bytes(client.tap.log_of("s").read_bytes() + b'{"turn": "half of')
+        assert record_of(client.tap.read(path)) == before
         client.tap = Tap(client.chat, Rollout(), tmp_path, model="policy")
         client.session = client.tap.reopen(path, client.engine)
         assert client.tap.session(client.token) is client.session
@@ -190,6 +198,50 @@ def test_a_compaction(tmp_path: Path) -> None:
     assert [weight for *_, weight in half.meta.extra["weights"]] == [0.5]
     start, stop, _ = half.meta.extra["weights"][0]
     assert "It was all looked at." in client.chat.text(half.tokens[start:stop].tolist())
+
+
+@pytest.mark.parametrize("tail", [(), (Text("user", "Go on."),)])
+def test_a_summary_that_comes_back_as_the_turn_it_was(tail: tuple[Part, ...], tmp_path: Path) -> None:
+    """An agent without tools, which reads calls in the text itself and folds its context into what the policy said."""
+
+    async def story(client: Client) -> None:
+        parts: list[Part] = [SYSTEM, TASK]
+        for number in range(3):
+            answer = await client.ask(parts, looking(number), tools=())
+            assert (answer.calls, f'"at": {number}' in answer.text, answer.finish) == ((), True, "stop")
+            parts += [back(answer), Text("user", f"result {number}")]
+        summary = await client.ask([*parts, Text("user", "Summarise.")], spell("All of it."), tools=())
+        await client.ask([SYSTEM, TASK, back(summary), *tail], spell("Done."), tools=())
+
+    client = play(tmp_path, story)
+    assert client.causes() == ["compaction"]
+    kinds = lineage_of(client.session.contexts, client.session.parents).kinds
+    assert [kinds[turn.id] for turn in client.session.turns] == ["main", "main", "main", "summary", "main"]
+    record = client.record()
+    assert len(record.views) == 2
+    assert record.meta.extra["retokenised"] == {"messages": 0, "tokens": 0}
+
+
+def test_a_window_over_the_last_turns_is_no_compaction(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        parts = await three_turns(client)
+        await client.ask([*parts[:2], *parts[4:]], spell("Done."))
+
+    assert play(tmp_path, story).causes() == ["prune"]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, ()])
+def test_turns_are_limited_with_tools_and_without(tools: tuple[ToolSpec, ...], tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        parts: list[Part] = [SYSTEM, TASK]
+        for number in range(3):
+            if tools:
+                await client.ask([Text("system", "A title."), TASK], spell(f"Title {number}."), tools=())
+            parts += [back(await client.ask(parts, spell(f"Step {number}."), tools=tools)), Text("user", f"{number}.")]
+        with pytest.raises(TapError, match=r"this rollout is over \(turns\)"):
+            await client.ask(parts, spell("One too many."), tools=tools)
+
+    play(tmp_path, story, turns=3)
 
 
 def test_a_prune(tmp_path: Path) -> None:

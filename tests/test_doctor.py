@@ -319,3 +319,24 @@ def test_tracking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     _, findings = found(QUICKSTART, "tracking.wandb={}")
     assert findings["Weights & Biases"][0] == {"status": "ok", "found": "WANDB_API_KEY is set", "remedy": ""}
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_agent_of_a_black_box(tmp_path: Path) -> None:
+    cell = ["configs/black_box.yaml"]
+    assert found(*cell)[1]["agent"][0]["status"] == "ok"
+    (short,) = found(*cell, "harness={type: opencode, program: /bin/true}")[1]["agent"]
+    assert (short["status"], "needs a context of" in short["found"]) == ("missing", True)
+    long = ["rollout.context_tokens=40000", "rollout.turn_tokens=2000"]
+    (missing,) = found(*cell, f"harness={{type: opencode, program: {tmp_path / 'opencode'}}}", *long)[1]["agent"]
+    assert (missing["status"], "launch/harnesses.sh" in missing["found"]) == ("missing", True)
+    other = tmp_path / "claude"
+    other.write_text("#!/bin/sh\necho 0.0.1\n")
+    other.chmod(0o700)
+    (old,) = found(*cell, f"harness={{type: claude_code, program: {other}}}", *long)[1]["agent"]
+    assert (old["status"], old["found"]) == ("warn", f"{other} is version 0.0.1")
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_editor_needs_no_agent() -> None:
+    assert "agent" not in found(QUICKSTART)[1]

@@ -7,6 +7,7 @@ turn is worth is scored by a real SGLang server.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +36,9 @@ SUMMARY = spell(
     "<summary>The user wants every file read. Some were; nothing else is left to do.</summary>"
 )
 FINAL = spell("Everything is read. <answer>done</answer>", thought="That is enough.")
+TASK = "Read every file in this folder, one after the other."
 SHELLS = {"claude_code": "Bash", "opencode": "bash"}
+DELEGATES = {"claude_code": ("Agent", "general-purpose"), "opencode": ("task", "general")}
 CONTEXTS = {"claude_code": 30000, "opencode": 26000}
 COMPACT_AT = {"claude_code": None, "opencode": 20000}
 """OpenCode looks at what the last turn took, and not at what its tools have read since."""
@@ -56,7 +59,7 @@ def cell(harness: str, model: Path, workspace: Path) -> Cell:
     return parse_cell(settings, (), "the test")
 
 
-def script(harness: str) -> Callable[[str], str]:
+def reading(harness: str) -> Callable[[str], str]:
     """Reads one file after the other, sometimes with a second call, until a summary was asked for; then one more."""
     asked: Counter[str] = Counter()
 
@@ -75,6 +78,26 @@ def script(harness: str) -> Callable[[str], str]:
         if number % 2:
             calls.append((SHELLS[harness], {"description": "list", "command": "ls"}))
         return spell(f"Now number {number}.", calls, thought=f"step {number}")
+
+    return say
+
+
+def delegating(harness: str) -> Callable[[str], str]:
+    """Has two agents of its own read a file each, at once; then it is done."""
+    tool, kind = DELEGATES[harness]
+
+    def say(prompt: str) -> str:
+        if TASK not in prompt:
+            number = re.findall(r"SUBTASK (\d)", prompt)[-1]
+            if "<tool_response>" in prompt:
+                return spell(f"File {number} is read.", thought=f"that was {number}")
+            command = {"command": f"cat file{number}.txt", "description": "show"}
+            return spell(f"Reading {number}.", [(SHELLS[harness], command)])
+        if prompt.count("<tool_response>") >= 2:
+            return FINAL
+        asked = {"subagent_type": kind, "description": "read a file"}
+        calls = [(tool, {**asked, "prompt": f"SUBTASK {number}: read file {number}."}) for number in (1, 2)]
+        return spell("Two of me will do it.", calls, thought="this can be shared")
 
     return say
 
@@ -101,47 +124,62 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-def skip_unless_installed(settings: Cell) -> None:
-    driver = driver_for(settings.harness)
+@pytest.fixture(scope="module", params=["claude_code", "opencode"])
+def harness(request: pytest.FixtureRequest) -> str:
+    """An agent that is installed. Tests ask for it before anything that takes time."""
+    driver = driver_for(cell(request.param, ROOT, ROOT).harness)
     assert driver is not None
     try:
         driver.program()
     except ConfigError as error:
         pytest.skip(f"{error}")
+    return str(request.param)
 
 
-@pytest.mark.parametrize("harness", ["claude_code", "opencode"])
-def test_an_agent_works_compacts_and_is_recorded(
-    harness: str, model: Path, workspace: Path, request: pytest.FixtureRequest
-) -> None:
-    settings = cell(harness, model, workspace)
-    skip_unless_installed(settings)
-    scorer: Server = request.getfixturevalue("scorer")
+def checked_rollout(settings: Cell, scorer: Server, say: Callable[[str], str]) -> Record:
+    """A rollout that went well: conditioned as it was served, and every sampled token trained or accounted for."""
 
     async def roll_out() -> tuple[Record, list[int]]:
         async with open_surroundings(settings) as agents:
-            engine = Counting(ScoredScript(scorer.url, agents.chat, script(harness)))
-            question = Question("q", "Read every file in this folder, one after the other.", ("done",))
+            engine = Counting(ScoredScript(scorer.url, agents.chat, say))
+            question = Question("q", TASK, ("done",))
             return await agents.begin(engine, question, "q-0", 1).run(), engine.sampled
 
     record, sampled = asyncio.run(roll_out())
     meta, extra = record.meta, record.meta.extra
     assert (meta.status, extra["stop"], meta.reward) == ("completed", "answer", 1.0), extra
-    # The compaction is a junction, and nothing else happened to the context.
-    assert [edit.extra["cause"] for edit in record.edits if edit.kind != "switch"] == ["compaction"]
-    assert extra["breaks"] == {"compaction": 1}
-    assert extra["retokenised"] == {"messages": 0, "tokens": 0}
-    assert Counter(turn.get("kind", "main") for turn in extra["turns"])["summary"] == 1
-    # Every sampled token is trained, or it is said why not.
-    untrained = sum(extra.get("untrained", {}).values())
-    assert int(record.generated.sum()) + untrained == sum(sampled)
+    assert record.sampled == sum(sampled)
     for method in ("logittree", "mask4d"):
         layout = lay_out(Trajectory.of(record), parse_cell({"method": {"type": method}}, (), "").method)
         assert layout.trained == int(record.generated.sum())
-    # It is conditioned as it was served.
     assert np.nanstd(record.logprobs) > 0.1
-    assert drift(record, model) < 1e-5
+    assert settings.model is not None
+    assert drift(record, settings.model) < 1e-5
     assert parse_record(dump_record(record)) == record
+    return record
+
+
+def test_an_agent_works_compacts_and_is_recorded(harness: str, model: Path, workspace: Path, scorer: Server) -> None:
+    record = checked_rollout(cell(harness, model, workspace), scorer, reading(harness))
+    # The compaction is a junction, and nothing else happened to the context.
+    assert [edit.extra["cause"] for edit in record.edits if edit.kind != "switch"] == ["compaction"]
+    extra = record.meta.extra
+    assert extra["breaks"] == {"compaction": 1}
+    assert extra["retokenised"] == {"messages": 0, "tokens": 0}
+    assert Counter(turn.get("kind", "main") for turn in extra["turns"])["summary"] == 1
+
+
+def test_subagents_side_by_side(harness: str, model: Path, workspace: Path, scorer: Server) -> None:
+    record = checked_rollout(cell(harness, model, workspace), scorer, delegating(harness))
+    extra = record.meta.extra
+    turns = {one["name"]: one["turns"] for one in extra["conversations"]}
+    assert turns == {"main": 2, "subagent 1": 2, "subagent 2": 2}
+    assert {edit.extra["cause"] for edit in record.edits} == {"subagent"}
+    assert (extra["breaks"], extra["retokenised"]["messages"]) == ({}, 0)
+    off = record.generated.copy()
+    for turn in extra["turns"]:
+        off[slice(*turn["span"])] = False
+    assert not off.any()
 
 
 class Counting:

@@ -102,6 +102,20 @@ def delegating(harness: str) -> Callable[[str], str]:
     return say
 
 
+def stumbling(harness: str) -> Callable[[str], str]:
+    """Calls a tool that does not exist, one without what it needs, and one twice in the same words; then it is done."""
+    shell = SHELLS[harness]
+    script = [
+        spell("", [("Fly", {"to": "the moon"})], thought="up"),
+        spell("  Now\n\nthis. ", [(shell, {"description": "nothing to run"})]),
+        spell("Again.", [(shell, {"command": "echo same", "description": "say", "timeout": 5000.0})]),
+        spell("Again.", [(shell, {"description": "say", "timeout": 5000, "command": "echo same"})]),
+        FINAL,
+    ]
+    turn = iter(script)
+    return lambda prompt: next(turn)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("policy"))
@@ -180,6 +194,13 @@ def test_subagents_side_by_side(harness: str, model: Path, workspace: Path, scor
     for turn in extra["turns"]:
         off[slice(*turn["span"])] = False
     assert not off.any()
+
+
+def test_calls_that_cannot_be_carried_out(harness: str, model: Path, workspace: Path, scorer: Server) -> None:
+    record = checked_rollout(cell(harness, model, workspace), scorer, stumbling(harness))
+    extra = record.meta.extra
+    assert (len(record.views), extra["calls"], len(extra["turns"])) == (1, 4, 5)
+    assert (extra["breaks"], extra["retokenised"]["messages"], record.untrained) == ({}, 0, {})
 
 
 class Counting:

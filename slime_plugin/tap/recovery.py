@@ -21,6 +21,7 @@ from slime_plugin.tap.causes import EDIT_KINDS, Break, Cause
 from slime_plugin.tap.chains import Chains
 from slime_plugin.tap.contexts import Contexts, Node
 from slime_plugin.tap.lineage import Kind, Line, Lineage, lineage_of
+from slime_plugin.tap.messages import Finish
 from slime_plugin.tap.pieces import Piece, Turn
 
 WEIGHTS: dict[Kind, str] = {"subagent": "subagents", "auxiliary": "auxiliary", "summary": "summaries"}
@@ -39,6 +40,8 @@ class Recovered:
     """What the meta data say of it."""
     reply: str
     """What the policy said last to the user."""
+    finish: Finish
+    """How that ended."""
 
     def record(self, meta: Meta) -> Record:
         logprobs = np.array(self.logprobs)
@@ -76,9 +79,10 @@ def recover(
         if turn.id not in trained:
             untrained[lineage.kinds[turn.id]] += turn.sampled
     extra = _told(contexts, lineage, tape, weight_of, {**untrained})
-    main = lineage.main
-    reply = main.chains[-1].turns[-1].said.text if main is not None else ""
-    return Recovered(tape.tokens, tape.logprobs, tape.views, edits, extra, reply)
+    last = None if lineage.main is None else lineage.main.chains[-1].turns[-1]
+    reply = "" if last is None else last.said.text
+    finish: Finish = "stop" if last is None else last.finish
+    return Recovered(tape.tokens, tape.logprobs, tape.views, edits, extra, reply, finish)
 
 
 def _visits(lineage: Lineage, trained: set[str]) -> Iterator[_Visit]:

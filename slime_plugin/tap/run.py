@@ -29,6 +29,7 @@ from slime_plugin.config.rollout import Rollout
 from slime_plugin.errors import ConfigError, MemoryWalkerError, RecordError
 from slime_plugin.record import Meta, Record
 from slime_plugin.tap.drivers import Driver, Errand, Finished, driver_for, run_agent
+from slime_plugin.tap.messages import Finish
 from slime_plugin.tap.recovery import Recovered, recover
 from slime_plugin.tap.session import TapSession
 from slime_plugin.tap.tap import Tap
@@ -37,6 +38,7 @@ MODEL = "policy"
 """What agents are told that the policy is called: a name that none of them knows, so that none assumes anything."""
 SERVER_PACKAGES = ("h11", "starlette", "uvicorn")
 """What only the server needs, and so no harness but a black box."""
+_LIMITS: dict[Finish, str] = {"length": "turn tokens", "context": "context"}
 _log = logging.getLogger(__name__)
 
 
@@ -146,11 +148,24 @@ class AgentRollout:
             return told
         if finished.status == "completed" and not self._session.turns:
             return Ending("failed", "agent", "the agent ended without asking the policy anything")
-        if finished.status == "completed":
-            return Ending("completed", "")
         if finished.status == "truncated":
             return Ending("truncated", "time" if finished.code is None else "turns")
+        if finished.status == "completed":
+            return Ending("completed", "")
         return Ending("failed", "agent", finished.reason)
+
+    def _settled(self, ending: Ending, recovered: Recovered, answer: str | None) -> Ending:
+        """Agents fail, or give up without a word, when the policy is cut off or its context does not fit: these are
+        limits, and a policy that runs into them has to hear of it."""
+        assert self._session is not None
+        if ending.stop not in ("", "agent"):
+            return ending
+        limit = "context" if self._session.overflowed else _LIMITS.get(recovered.finish)
+        if limit is not None and (answer is None or ending.status == "failed"):
+            return Ending("truncated", limit, ending.error)
+        if ending.status == "failed":
+            return ending
+        return Ending("completed", "no answer" if answer is None else "answer")
 
     async def _judged(self, session: TapSession, ending: Ending) -> Record:
         train = self._agents.driver.settings.train
@@ -159,8 +174,7 @@ class AgentRollout:
         try:
             recovered = recover(session.contexts, session.parents, session.lost, train.model_dump())
             answer = extract_answer(recovered.reply)
-            if ending.status == "completed":
-                ending = Ending("completed", "no answer" if answer is None else "answer")
+            ending = self._settled(ending, recovered, answer)
             if ending.status in ("completed", "truncated"):
                 outcome = Outcome(self._question, recovered.reply, answer, ending.status)
                 reward = await asyncio.wait_for(self._agents.reward(outcome), self._agents.limits.tool_seconds)
@@ -178,7 +192,7 @@ class AgentRollout:
         sampled = sum(turn.sampled for turn in session.turns) + session.lost.total()
         extra = {"turns": [], "calls": 0, **({"untrained": {"failed": sampled}} if sampled else {})}
         opening = self._agents.chat.open_turn()
-        nothing = Recovered(list(opening), [float("nan")] * len(opening), [[(0, len(opening))]], [], extra, "")
+        nothing = Recovered(list(opening), [float("nan")] * len(opening), [[(0, len(opening))]], [], extra, "", "stop")
         return nothing.record(self._meta(session, ending, None, extra))
 
     def _meta(self, session: TapSession, ending: Ending, reward: float | None, extra: dict[str, Any]) -> Meta:

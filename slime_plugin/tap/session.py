@@ -101,6 +101,8 @@ class TapSession(History):
         """Requests that were answered with what had been sampled before."""
         self.ending: Ending | None = None
         """Set once the policy may be asked no more, or the engine failed."""
+        self.overflowed = False
+        """The last that was asked for did not fit."""
         self.over = asyncio.Event()
         """Set together with an ending that no client can do anything about."""
         self.seed = seed
@@ -178,7 +180,8 @@ class TapSession(History):
         node = self._place(ask.payload)
         prompt = [*node.tokens(), *self._chat.open_turn()]
         room = self._limits.context_tokens - len(prompt)
-        if room < 1:
+        self.overflowed = room < 1
+        if self.overflowed:
             raise TooLongError(len(prompt), self._limits.context_tokens)
         most = min(self._limits.turn_tokens, ask.payload.max_tokens or self._limits.turn_tokens, room)
         number, self._number = self._number, self._number + 1

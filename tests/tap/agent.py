@@ -21,8 +21,8 @@ def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {os.environ['TOKEN']}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{os.environ['URL']}/v1/chat/completions", body, headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
-        message: dict[str, Any] = json.loads(answer.read())["choices"][0]["message"]
-        return message
+        choice: dict[str, Any] = json.loads(answer.read())["choices"][0]
+        return choice
 
 
 def main(turns: int, forget: int) -> None:
@@ -32,11 +32,14 @@ def main(turns: int, forget: int) -> None:
     for turn in range(turns):
         if turn == forget:
             messages = [messages[0], {"role": "user", "content": "You have been at it for a while."}, *messages[-2:]]
-        said = ask(messages)
+        choice = ask(messages)
+        said = choice["message"]
         messages.append({"role": "assistant", "content": said["content"], "tool_calls": said.get("tool_calls")})
         for call in said.get("tool_calls") or ():
             result = call["function"]["arguments"].upper()
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        if os.environ.get("STRICT") and choice["finish_reason"] == "length":
+            sys.exit("the answer was cut off")
         if not said.get("tool_calls"):
             messages.append({"role": "user", "content": f"Go on {turn}."})
     print(said["content"])

@@ -15,6 +15,8 @@ class OwnSettings(BlackBox):
     asks: int = 3
     forget: int = 2
     hang: bool = False
+    strict: bool = False
+    """It fails if the policy is cut off."""
 
 
 class OwnDriver(Driver[OwnSettings]):
@@ -24,6 +26,6 @@ class OwnDriver(Driver[OwnSettings]):
     def prepare(self, errand: Errand, home: Path, work: Path) -> Launch:
         settings = self.settings
         env = {"URL": errand.url, "TOKEN": errand.token, "TURNS": str(settings.asks), "FORGET": str(settings.forget)}
-        hang = {"HANG": "1"} if settings.hang else {}
+        env |= {name.upper(): "1" for name in ("hang", "strict") if getattr(settings, name)}
         agent = Path(__file__).with_name("agent.py")
-        return Launch((sys.executable, "-I", str(agent)), self.environment(home) | env | hang, self.request(errand))
+        return Launch((sys.executable, "-I", str(agent)), self.environment(home) | env, self.request(errand))

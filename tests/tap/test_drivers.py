@@ -342,11 +342,7 @@ LAST = [event("text", text="4", messageID="m2"), event("text", text="2", message
     [
         (0, [*FIRST, *LAST, event("step_finish", reason="stop")], Finished("completed", 0, "", "42")),
         (1, [*FIRST, OVERFLOW, *LAST, event("step_finish", reason="stop")], Finished("completed", 1, "", "42")),
-        (
-            0,
-            [*FIRST, *LAST, event("step_finish", reason="length")],
-            Finished("truncated", 0, "its last answer was cut off", "42"),
-        ),
+        (0, [*FIRST, *LAST, event("step_finish", reason="length")], Finished("completed", 0, "", "42")),
         (1, [*FIRST, OVERFLOW], Finished("failed", 1, "opencode exited with 1: too long", "let me see")),
         (1, FIRST, Finished("failed", 1, "opencode exited with 1: refused", "let me see")),
         (0, [], Finished("failed", 0, "opencode exited with 0: refused", "")),

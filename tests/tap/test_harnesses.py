@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from slime_plugin.bridge.engine.base import Generation, Request
+from slime_plugin.bridge.engine.sglang import SglangEngine
 from slime_plugin.bridge.messages import Question
 from slime_plugin.bridge.server import Flags, Server
 from slime_plugin.config.cell import Cell
@@ -201,6 +202,27 @@ def test_calls_that_cannot_be_carried_out(harness: str, model: Path, workspace: 
     extra = record.meta.extra
     assert (len(record.views), extra["calls"], len(extra["turns"])) == (1, 4, 5)
     assert (extra["breaks"], extra["retokenised"]["messages"], record.untrained) == ({}, 0, {})
+
+
+def test_a_policy_that_samples(harness: str, model: Path, workspace: Path, scorer: Server) -> None:
+    """Nothing is scripted: what a random model says is nonsense, is mostly cut off, and is the policy's fault."""
+    settings = cell(harness, model, workspace)
+    limits = settings.rollout.model_copy(update={"turns": 3, "turn_tokens": 200})
+    settings = settings.model_copy(update={"rollout": limits})
+
+    async def roll_out() -> Record:
+        async with (
+            open_surroundings(settings) as agents,
+            SglangEngine(scorer.url, settings.engine, limits, agents.chat.stop_ids) as engine,
+        ):
+            return await agents.begin(engine, Question("q", TASK, ("done",)), "q-0", 1).run()
+
+    record = asyncio.run(roll_out())
+    assert record.meta.status in ("completed", "truncated"), record.meta.extra
+    assert (record.meta.reward, record.untrained) == (0.0, {})
+    assert record.sampled > 0
+    assert record.meta.extra["retokenised"]["messages"] == 0
+    assert drift(record, model) < 1e-5
 
 
 class Counting:

@@ -102,6 +102,29 @@ def test_an_agent_that_fails_is_told_of_with_its_own_words() -> None:
     assert not record.generated.any()
 
 
+LONG = "on and on " * 200
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_policy_that_is_cut_off_hears_of_it_whatever_the_agent_does(strict: bool) -> None:
+    record, _ = roll_out(settings({"strict": strict, "asks": 2, "forget": 9}), lambda turn: calling(turn) + LONG * turn)
+    assert (record.meta.status, record.meta.extra["stop"]) == ("truncated", "turn tokens")
+    assert record.meta.reward == 0.0
+    assert ("cut off" in record.meta.extra.get("error", "")) == strict
+
+
+def test_an_answer_counts_although_it_was_cut_off_behind_it() -> None:
+    record, _ = roll_out(settings({"asks": 1}), lambda turn: spell(f"<answer>Blue</answer> {LONG}"))
+    assert (record.meta.status, record.meta.extra["stop"], record.meta.reward) == ("completed", "answer", 1.0)
+
+
+def test_a_context_that_does_not_fit_ends_an_agent_that_cannot_compact() -> None:
+    given = settings({"asks": 9, "forget": 99}, rollout={"context_tokens": 800})
+    record, engine = roll_out(given, lambda turn: calling(0))
+    assert 2 < len(engine.requests) < 9
+    assert (record.meta.status, record.meta.extra["stop"], record.meta.reward) == ("truncated", "context", 0.0)
+
+
 def test_an_agent_that_hangs_is_ended_in_time() -> None:
     record, _ = roll_out(settings({"hang": True}, rollout={"seconds": 1.0}), calling)
     assert (record.meta.status, record.meta.extra["stop"]) == ("truncated", "time")

@@ -98,5 +98,4 @@ class OpenCodeDriver(Driver[OpenCode]):
             return Finished("failed", code, self.complaint(code, str(error)), output)
         if last.get("type") != "step_finish" or last["part"]["reason"] == "tool-calls":
             return Finished("failed", code, self.complaint(code, stderr.strip()), output)
-        cut = last["part"]["reason"] == "length"
-        return Finished("truncated" if cut else "completed", code, "its last answer was cut off" if cut else "", output)
+        return Finished("completed", code, "", output)

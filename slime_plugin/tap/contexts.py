@@ -59,13 +59,35 @@ class _Placed:
     nodes: list[Node]
     """Of its parts."""
 
-    def same(self, top: Node, parts: list[Part], thoughts: int) -> int:
+    def same(self, top: Node | None, parts: list[Part], thoughts: int) -> int:
         """How many parts at the beginning have the same nodes for sure: they are the very same objects."""
         if self.top is not top:
             return 0
         most = len(self.parts) if self.thoughts == thoughts else min(self.thoughts, thoughts)
         pairs = enumerate(zip(self.parts[:most], parts, strict=False))
         return next((i for i, (one, other) in pairs if one is not other), min(most, len(parts)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """The context of a request, before it has its place."""
+
+    head: Piece | None
+    parts: list[Part]
+    thoughts: int
+    extends: _Placed | None
+    """The earlier request that it begins with."""
+    nodes: list[Node]
+    """Of the first of its parts, which are there already."""
+    fresh: list[Piece] = field(default_factory=list)
+    """Of the others."""
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        head = 0 if self.head is None else len(self.head.tokens)
+        known = self.nodes[-1].length if self.nodes else head
+        return known + sum(len(piece.tokens) for piece in self.fresh)
 
 
 class Contexts:
@@ -82,38 +104,50 @@ class Contexts:
         self._sampled_at: dict[int, list[Turn]] = {}
         self._placed: deque[_Placed] = deque(maxlen=REMEMBERED)
 
-    def place(self, payload: Payload) -> Node:
-        """The node of a request's context. Pieces that were not there are there now."""
+    def find(self, payload: Payload) -> Found:
+        """The context of a request. Nothing of it is kept: it may be too long, or only be counted."""
         first, *rest = payload.parts or (Text("system", ""),)
         if not (isinstance(first, Text) and first.role == "system"):
             first, rest = Text("system", ""), [first, *rest]
         head = self.renderer.head(first.text, payload.tools)
-        node = top = self.root if head is None else self.add(self.root, head)
         thoughts = 0 if self._keep_thoughts else _last_question(rest) + 1
-        nodes = self._placed_before(top, rest, thoughts)
-        for i, part in enumerate(rest[len(nodes) :], len(nodes)):
-            node = nodes[-1] if nodes else top
+        top = self.root if head is None else self.root.children.get(head.key)
+        extends, same = self._placed_before(top, rest, thoughts)
+        found = Found(head, rest, thoughts, extends, [] if extends is None else extends.nodes[:same])
+        node = found.nodes[-1] if found.nodes else top
+        for i, part in enumerate(rest[same:], same):
             if isinstance(part, Text):
                 piece = self.renderer.text(part)
             elif isinstance(part, Result):
                 piece = self.renderer.result(part)
             else:
                 piece = self._came_back(part, node, thought=i >= thoughts)
-            nodes.append(self.add(node, piece))
-        self._placed.append(_Placed(top, rest, thoughts, nodes))
+            node = None if node is None else node.children.get(piece.key)
+            if node is None:
+                found.fresh.append(piece)
+            else:
+                found.nodes.append(node)
+        return found
+
+    def place(self, found: Found) -> Node:
+        """The node of a context. Pieces that were not there are there now."""
+        top = self.root if found.head is None else self.add(self.root, found.head)
+        nodes = list(found.nodes)
+        for piece in found.fresh:
+            nodes.append(self.add(nodes[-1] if nodes else top, piece))
+        if found.extends is not None and found.extends in self._placed:
+            self._placed.remove(found.extends)
+        self._placed.append(_Placed(top, found.parts, found.thoughts, nodes))
         return nodes[-1] if nodes else top
 
-    def _placed_before(self, top: Node, parts: list[Part], thoughts: int) -> list[Node]:
-        """The nodes of the parts that the longest beginning of an earlier request has in common with this one."""
+    def _placed_before(self, top: Node | None, parts: list[Part], thoughts: int) -> tuple[_Placed | None, int]:
+        """The earlier request that has the longest beginning in common with these parts, and how many that are."""
         found, longest = None, 0
         for placed in self._placed:
             same = placed.same(top, parts, thoughts)
             if same > longest:
                 found, longest = placed, same
-        if found is None:
-            return []
-        self._placed.remove(found)
-        return found.nodes[:longest]
+        return found, longest
 
     def add(self, parent: Node, piece: Piece) -> Node:
         node = parent.children.get(piece.key)
@@ -121,6 +155,7 @@ class Contexts:
             node = Node(len(self.nodes), parent, piece, parent.length + len(piece.tokens))
             parent.children[piece.key] = node
             self.nodes.append(node)
+            self.renderer.keep(piece)
         return node
 
     def add_turn(self, turn: Turn) -> Node:
@@ -134,16 +169,17 @@ class Contexts:
     def turn(self, id: str) -> Turn | None:
         return self._by_id.get(id)
 
-    def _came_back(self, reply: Reply, node: Node, *, thought: bool) -> Piece:
+    def _came_back(self, reply: Reply, node: Node | None, *, thought: bool) -> Piece:
         turn = self._find(reply, node)
         if turn is not None:
             return self.renderer.turn(turn, thought=thought)
         return self.renderer.reply(reply)
 
-    def _find(self, reply: Reply, node: Node) -> Turn | None:
+    def _find(self, reply: Reply, node: Node | None) -> Turn | None:
         """The turn that a message is: of several that mean the same the one that was sampled here, or else the one
         that the client names, or else the last."""
-        for turn in self._sampled_at.get(node.id, ()):  # the usual case, without looking for a meaning
+        at = None if node is None else node.id
+        for turn in () if at is None else self._sampled_at.get(at, ()):  # the usual case, without looking for a meaning
             if _equal(reply, turn):
                 return turn
         try:
@@ -154,7 +190,7 @@ class Contexts:
             words = reply.thought.split()
             same = [turn for turn in same if (turn.said.thought or "").split() == words]
         named = {reply.signature, *(call.id.removeprefix("call_").rpartition("_")[0] for call in reply.calls)}
-        return max(same, key=lambda turn: (turn.at == node.id, turn.id in named, turn.number), default=None)
+        return max(same, key=lambda turn: (turn.at == at, turn.id in named, turn.number), default=None)
 
     def rendered_again(self) -> list[tuple[int, ...]]:
         """Tokens of the messages of the assistant's that no turn was found for."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -142,7 +142,7 @@ def thought_length(chat: Chat, sampled: Sequence[int]) -> int:
 
 
 class Renderer:
-    """Makes pieces of messages. What was rendered once is not rendered again."""
+    """Makes pieces of messages. What is kept is not rendered again."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
@@ -178,12 +178,15 @@ class Renderer:
         tokens = (*self.chat.open_turn(), *rest, *self.chat.close_turn(rest))
         return Piece(f"turn {turn.id} without thought", "assistant", tokens, turn, thought=False)
 
-    def known(self, key: str, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that a log holds."""
-        return self._tokens.setdefault(key, tuple(tokens))
+    def keep(self, piece: Piece) -> None:
+        """Remember the tokens of a piece that has its place."""
+        if piece.turn is None:
+            self._tokens[piece.key] = piece.tokens
 
-    def _once(self, key: str, render: Any) -> tuple[int, ...]:
+    def known(self, key: str, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Tokens that a log holds: the first time that it names their key."""
+        return self._tokens.get(key) or tuple(tokens)
+
+    def _once(self, key: str, render: Callable[[], Sequence[int]]) -> tuple[int, ...]:
         tokens = self._tokens.get(key)
-        if tokens is None:
-            tokens = self._tokens[key] = tuple(render())
-        return tokens
+        return tuple(render()) if tokens is None else tokens

@@ -20,7 +20,7 @@ from slime_plugin.bridge.chat.base import Chat, ChatError
 from slime_plugin.bridge.engine.base import Engine, EngineError, Generation, RefusedError, Request
 from slime_plugin.bridge.session import Ending
 from slime_plugin.config.rollout import Rollout
-from slime_plugin.tap.contexts import Contexts, Node
+from slime_plugin.tap.contexts import Contexts, Found, Node
 from slime_plugin.tap.dialects.conversation import Memory
 from slime_plugin.tap.log import Log, LogError, restore_node, restore_turn, turn_entry
 from slime_plugin.tap.messages import Answer, Finish, Payload, TapError, TooLongError
@@ -155,7 +155,7 @@ class TapSession(History):
             asked.waiting -= 1
 
     def count(self, payload: Payload) -> int:
-        return self._place(payload).length + len(self._chat.open_turn())
+        return self._find(payload).length + len(self._chat.open_turn())
 
     def stop(self, ending: Ending) -> None:
         """Answer nothing more; turns under way are aborted."""
@@ -177,12 +177,15 @@ class TapSession(History):
 
     async def _sample(self, ask: Ask, thread: Thread, stop: asyncio.Event) -> Answer:
         self._check_limits(ask.payload)
-        node = self._place(ask.payload)
-        prompt = [*node.tokens(), *self._chat.open_turn()]
-        room = self._limits.context_tokens - len(prompt)
+        found = self._find(ask.payload)
+        length = found.length + len(self._chat.open_turn())
+        room = self._limits.context_tokens - length
         self.overflowed = room < 1
         if self.overflowed:
-            raise TooLongError(len(prompt), self._limits.context_tokens)
+            raise TooLongError(length, self._limits.context_tokens)
+        node = self.contexts.place(found)
+        self._write()
+        prompt = [*node.tokens(), *self._chat.open_turn()]
         most = min(self._limits.turn_tokens, ask.payload.max_tokens or self._limits.turn_tokens, room)
         number, self._number = self._number, self._number + 1
         self.parents.setdefault(thread.name, thread.parent)
@@ -230,15 +233,14 @@ class TapSession(History):
             self.ending = Ending("failed", "engine", str(error))  # unless the client asks again, with success
             raise TapError("overloaded", "the engine does not answer; ask again") from error
 
-    def _place(self, payload: Payload) -> Node:
+    def _find(self, payload: Payload) -> Found:
         try:
-            node = self.contexts.place(payload)
+            found = self.contexts.find(payload)
         except ChatError as error:
             raise TapError("invalid", f"the conversation cannot be rendered: {error}", "messages") from error
-        if node.parent is None:
+        if not found.length:
             raise TapError("invalid", "there is no message in the request; send at least one", "messages")
-        self._write()
-        return node
+        return found
 
     def _check_limits(self, payload: Payload) -> None:
         limits, sampled = self._limits, self._sampled

@@ -346,6 +346,22 @@ def test_a_context_that_does_not_fit_is_refused_with_its_numbers(tmp_path: Path)
     assert not play(tmp_path, story, context_tokens=100).session.turns
 
 
+def test_nothing_is_kept_of_what_is_only_counted_or_does_not_fit(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        parts = await three_turns(client)
+        nodes, size = len(client.session.contexts.nodes), client.tap.log_of("s").stat().st_size
+        for number in range(20):
+            asked = [*parts, Text("user", f"{number} " * 3000)]
+            payload = Payload("policy", tuple(asked), TOOLS)
+            assert client.session.count(payload) > 3000
+            with pytest.raises(TooLongError):
+                await client.ask(asked, looking(9))
+        assert (len(client.session.contexts.nodes), client.tap.log_of("s").stat().st_size) == (nodes, size)
+        await client.ask(parts, looking(3))
+
+    assert len(play(tmp_path, story, context_tokens=3000).record().views) == 1
+
+
 def test_names_of_sessions_are_no_paths(tmp_path: Path) -> None:
     chat = ChatML.load(MODEL)
     tap = Tap(chat, Rollout(), tmp_path / "logs", model="policy")

@@ -66,7 +66,7 @@ def nearest(word: object, words: Sequence[str]) -> str:
     >>> nearest("popp", ["pop", "fold"]), nearest("x", ["pop", "fold"])
     ("'pop'", 'one of pop, fold')
     """
-    close = difflib.get_close_matches(str(word), words, n=1)
+    close = difflib.get_close_matches(str(word)[:80], words, n=1)
     return repr(close[0]) if close else f"one of {', '.join(words)}"
 
 

@@ -17,7 +17,8 @@ Three more causes are not breaks of one conversation: ``subagent`` and ``auxilia
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal
@@ -38,6 +39,10 @@ EDIT_KINDS: dict[Cause, str] = {
 }
 """The kind of edit that a record calls each."""
 
+MOST_PAIRS = 50_000
+"""Pairs of equal pieces in two contexts, up to which they are compared with care. Usually there are as many as
+pieces."""
+
 
 @dataclass(frozen=True, slots=True)
 class Break:
@@ -52,7 +57,7 @@ class Break:
 
 def explain(before: Sequence[Piece], after: Sequence[Piece]) -> Break:
     """``before`` is the context that the last turn ended, ``after`` the prompt of the next."""
-    was, now = ([piece.key for piece in side] for side in (before, after))
+    was, now = _comparable(before, after)
     changes = [op for op in SequenceMatcher(None, was, now, autojunk=False).get_opcodes() if op[0] != "equal"]
     if changes and changes[-1][2] == len(before):  # what is beyond the end of the older one is growth
         tag, a, b, c, d = changes.pop()
@@ -63,6 +68,20 @@ def explain(before: Sequence[Piece], after: Sequence[Piece]) -> Break:
     pairs = [(before[a:b], after[c:d]) for _, a, b, c, d in changes]
     cause: Cause = "compaction" if stands_for_the_rest(before, after) else _cause(pairs, removed, inserted)
     return Break(cause, _tokens(removed), _tokens(inserted))
+
+
+def _comparable(before: Sequence[Piece], after: Sequence[Piece]) -> tuple[list[Hashable], list[Hashable]]:
+    """What the pieces are compared by. Finding out which of many equal pieces is which takes cubic time: then the
+    first is the first, and so on."""
+    sides: list[list[Hashable]] = [[piece.key for piece in side] for side in (before, after)]
+    was, now = (Counter(side) for side in sides)
+    if sum(number * now[key] for key, number in was.items()) > MOST_PAIRS:
+        for side in sides:
+            seen: Counter[Hashable] = Counter()
+            for i, key in enumerate(side):
+                side[i] = (key, seen[key])
+                seen[key] += 1
+    return sides[0], sides[1]
 
 
 def stands_for_the_rest(before: Sequence[Piece], after: Sequence[Piece]) -> bool:

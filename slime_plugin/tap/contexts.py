@@ -89,6 +89,13 @@ class Found:
         known = self.nodes[-1].length if self.nodes else head
         return known + sum(len(piece.tokens) for piece in self.fresh)
 
+    def pieces(self) -> list[Piece]:
+        begun = self.nodes[-1].pieces() if self.nodes else [] if self.head is None else [self.head]
+        return [*begun, *self.fresh]
+
+    def tokens(self) -> list[int]:
+        return [token for piece in self.pieces() for token in piece.tokens]
+
 
 class Contexts:
     """The tree, and what the policy said in it."""

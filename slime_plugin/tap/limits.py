@@ -7,9 +7,12 @@ and seconds, connections in number. A body is read only for a right token, and i
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import resource
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +25,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from slime_plugin.tap.dialects.base import MAX_DEPTH, too_deep
 from slime_plugin.tap.messages import TapError
 
+SMALL, MOST_SMALL = 256, 1000
+"""Bytes of a chunk that is a crumb, and how many of these a body may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -32,8 +38,14 @@ class Settings:
     """0 takes any that is free."""
     public: bool = False
     """Whether the host may be one that other machines reach. What they send is not encrypted."""
-    max_bytes: int = 32 * 2**20
-    """Of a body."""
+    max_bytes: int = 8 * 2**20
+    """Of a body: some two million tokens."""
+    max_held_bytes: int = 512 * 2**20
+    """Of the bodies of all requests under way."""
+    remembered_bytes: int = 2**20
+    """Of a body, up to which what a session sent is remembered, so that it need not be read again."""
+    max_brackets: int = 400_000
+    """In a body, those in its texts included: objects and lists by the million take seconds to make."""
     max_depth: int = MAX_DEPTH
     """Of the JSON in a body."""
     max_head_bytes: int = 64 * 2**10
@@ -54,7 +66,31 @@ class Settings:
     """Between signs of life in a stream. Errors in the first such span still have a status of their own."""
 
 
-async def read_body(request: Request, settings: Settings) -> bytearray:
+class Held:
+    """Bytes of the requests under way."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """For one request: takes so many more bytes, until the request is over. Raises ``TapError``."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if size > self._left:
+                raise TapError("overloaded", "too much is being asked at once; come back later")
+            self._left -= size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._left += taken
+
+
+async def read_body(request: Request, settings: Settings, take: Callable[[int], None]) -> bytearray:
     """Stops at the first byte too many."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise TapError("invalid", "compressed bodies are not read; leave out Content-Encoding")
@@ -66,6 +102,7 @@ async def read_body(request: Request, settings: Settings) -> bytearray:
             raise TapError("too_large", f"the body has {length} bytes; at most {most} are read")
         async with asyncio.timeout(settings.body_seconds):
             async for chunk in request.stream():
+                take(len(chunk))
                 body += chunk
                 if len(body) > most:
                     raise TapError("too_large", f"the body has more than {most} bytes")
@@ -75,9 +112,12 @@ async def read_body(request: Request, settings: Settings) -> bytearray:
 
 
 def parse_body(body: bytearray, settings: Settings) -> Mapping[str, Any]:
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets > settings.max_brackets:
+        raise TapError("too_large", f"the body has {brackets} brackets; at most {settings.max_brackets} are read")
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        value = _loads(body)
+    except (ValueError, RecursionError) as error:
         raise TapError("invalid", f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise TapError("invalid", "the body must be a JSON object")
@@ -86,8 +126,40 @@ def parse_body(body: bytearray, settings: Settings) -> Mapping[str, Any]:
     return value
 
 
+def _loads(body: bytearray) -> Any:
+    """Agents cut texts in the middle of an emoji. JSON allows what is left of it, and orjson does not."""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        if b"\\ud" not in body and b"\\uD" not in body:
+            raise
+    return json.loads(body, parse_constant=_no_number)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+class _Crumbs(h11.Connection):
+    """Every chunk of a body costs the same, however small it is: one that comes in crumbs is refused."""
+
+    seen = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.seen = 0
+        elif isinstance(event, h11.Data) and len(event.data) < SMALL:
+            self.seen += 1
+            if self.seen > MOST_SMALL:
+                raise h11.RemoteProtocolError(f"more than {MOST_SMALL} chunks of less than {SMALL} bytes")
+        return event
+
+
 def protocol(settings: Settings, full: ASGIApp) -> type[H11Protocol]:
     """HTTP/1.1 for connections with limits; ``full`` answers on those that are too many."""
+    most = min(settings.max_connections, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+    silent: dict[H11Protocol, None] = {}  # connections on which nothing was asked yet, the oldest first
 
     class Limited(H11Protocol):
         head: asyncio.TimerHandle | None = None  # runs while headers are awaited that have begun
@@ -95,16 +167,26 @@ def protocol(settings: Settings, full: ASGIApp) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) > 2 * settings.max_connections:
+            self.conn = _Crumbs(h11.SERVER, settings.max_head_bytes)
+            transport.set_write_buffer_limits(high=0)  # what is left unread is noticed, however little it is
+            if len(self.connections) > most and silent:
+                oldest = next(iter(silent))
+                del silent[oldest]
+                oldest.transport.abort()
+            elif len(self.connections) > 2 * most:
                 transport.abort()
-            elif len(self.connections) > settings.max_connections:
+            elif len(self.connections) > most:
                 self.app = full
+            silent[self] = None
             self._expect_head()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self._busy():
+                silent.pop(self, None)
                 self._forget_head()
+                if not self.cycle.more_body:
+                    self._listen()
             elif self.head is None:
                 self._expect_head()
 
@@ -115,6 +197,7 @@ def protocol(settings: Settings, full: ASGIApp) -> type[H11Protocol]:
                 self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            silent.pop(self, None)
             self._forget_head()
             self._forget_stall()
             super().connection_lost(exc)
@@ -150,6 +233,13 @@ def protocol(settings: Settings, full: ASGIApp) -> type[H11Protocol]:
                 for event in (h11.Response(status_code=400, headers=headers), h11.Data(body), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(event) or b"")
             self.transport.close()
+
+        def _listen(self) -> None:
+            """Go on reading while a request is answered, or that its client hangs up would not be noticed."""
+            if len(self.conn.trailing_data[0]) > settings.max_head_bytes:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
 
         def _busy(self) -> bool:
             return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]

@@ -8,12 +8,12 @@ what it was writing, and is cut off. A machine that dies may lose what its syste
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -41,16 +41,19 @@ class Log:
         except OSError:
             self.close()
             raise LogError(f"{path}: another tap writes to it; end that one, or choose another folder") from None
+        self._length = os.fstat(self._file).st_size
+        self._broken: str | None = None
         self._logged_nodes = 1  # the root is not written
         self._logged_keys: set[str] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """It stays open, unless something is raised."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._file >= 0:
@@ -58,22 +61,33 @@ class Log:
             self._file = -1
 
     def write(self, contexts: Contexts, *entries: Mapping[str, Any]) -> None:
-        """The entries, and then the nodes that were not there last time: the node of a turn follows its turn."""
-        fresh = contexts.nodes[self._logged_nodes :]
-        lines = [orjson.dumps(value) for value in [*entries, *map(self._node, fresh)]]
-        data = b"".join(line + b"\n" for line in lines)
+        """The entries, and the nodes that were not there last time: those of a turn's context before it, its own after
+        it. All of it is in the file, or nothing; then nothing can be written any more."""
+        if self._broken is not None:
+            raise LogError(self._broken)
+        fresh, keys = contexts.nodes[self._logged_nodes :], set[str]()
+        turns = {entry["turn"] for entry in entries if "turn" in entry}
+        own = [node for node in fresh if node.piece is not None and node.piece.turn and node.piece.turn.id in turns]
+        before = [self._node(node, keys) for node in fresh if node not in own]
+        lines = [*before, *entries, *(self._node(node, keys) for node in own)]
+        left = data = b"".join(orjson.dumps(line) + b"\n" for line in lines)
         try:
-            while data:  # a full disk or a signal may leave a part
-                data = data[os.write(self._file, data) :]
+            while left:  # a full disk or a signal may leave a part
+                left = left[os.write(self._file, left) :]
         except OSError as error:
-            raise LogError(f"{self.path}: cannot be written: {error.strerror}; make room and try again") from error
+            self._broken = f"{self.path}: cannot be written: {error.strerror}; make room and try again"
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._length)
+            raise LogError(self._broken) from error
+        self._length += len(data)
         self._logged_nodes += len(fresh)
+        self._logged_keys |= keys
 
     def read_back(self) -> list[dict[str, Any]]:
         """What is in the file. Half a line at its end is cut off."""
         entries = read_log(self.path)
-        data = self.path.read_bytes()
-        os.ftruncate(self._file, data.rfind(b"\n") + 1)
+        self._length = self.path.read_bytes().rfind(b"\n") + 1
+        os.ftruncate(self._file, self._length)
         return entries
 
     def holds(self, contexts: Contexts) -> None:
@@ -81,15 +95,16 @@ class Log:
         self._logged_nodes = len(contexts.nodes)
         self._logged_keys = {node.piece.key for node in contexts.nodes if node.piece is not None}
 
-    def _node(self, node: Node) -> dict[str, Any]:
+    def _node(self, node: Node, keys: set[str]) -> dict[str, Any]:
+        """``keys`` are those whose tokens are being written."""
         piece, parent = node.piece, node.parent
         assert piece is not None
         assert parent is not None  # only the root has none
         entry: dict[str, Any] = {"node": node.id, "parent": parent.id, "role": piece.role, "key": piece.key}
         if piece.turn is not None:
             entry |= {"of": piece.turn.id} | ({} if piece.thought else {"thought": False})
-        elif piece.key not in self._logged_keys:
-            self._logged_keys.add(piece.key)
+        elif piece.key not in self._logged_keys and piece.key not in keys:
+            keys.add(piece.key)
             entry["tokens"] = piece.tokens
         return entry
 

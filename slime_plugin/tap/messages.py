@@ -7,7 +7,7 @@ gone, so two requests that show a model the same are equal.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from slime_plugin.errors import MemoryWalkerError
@@ -104,6 +104,8 @@ class Payload:
     stream: bool = False
     may_call: bool = True
     """False if the policy is told not to call a tool: then what looks like a call is text."""
+    size: int = field(default=0, compare=False)
+    """Bytes of the body it came in."""
 
 
 Finish = Literal["stop", "calls", "length", "context"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,6 +29,7 @@ from slime_plugin.config.method import Mask4d
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.errors import ConfigError, MemoryWalkerError, RecordError
 from slime_plugin.record import Meta, Record
+from slime_plugin.record.checks import UNTRAINED
 from slime_plugin.tap.drivers import Driver, Errand, Finished, driver_for, run_agent
 from slime_plugin.tap.messages import Finish
 from slime_plugin.tap.recovery import Recovered, recover
@@ -83,24 +85,30 @@ class AgentRollout:
     async def run(self) -> Record:
         """The record of the rollout. Raises nothing but cancellation."""
         agents = self._agents
-        place = Path(tempfile.mkdtemp(prefix="rollout-", dir=agents.folder))
+        place = agents.folder / f"rollout-{secrets.token_hex(8)}"
         try:
             async with agents.slots:
-                self._session, token = agents.tap.open(f"{self._id}-{place.name}", self._engine, self._seed)
-                try:
-                    ending = self._ending(await self._send(self._session, token, place))
-                except (MemoryWalkerError, OSError) as error:
-                    _log.warning("rollout %s failed: %s", self._id, error)
-                    ending = Ending("failed", "error", str(error))
-                finally:
-                    agents.tap.close(self._session)
-                    await self._session.close({"status": "closed"})
-            return await self._judged(self._session, ending)
+                ending = await self._work(place)
+            return await self._judged(ending)
         finally:
             if not agents.driver.settings.keep_folders:
                 await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
                 if self._session is not None:
                     agents.tap.log_of(self._session.id).unlink(missing_ok=True)
+
+    async def _work(self, place: Path) -> Ending:
+        agents = self._agents
+        try:
+            place.mkdir()
+            self._session, token = agents.tap.open(f"{self._id}-{place.name}", self._engine, self._seed)
+            try:
+                return self._ending(await self._send(self._session, token, place))
+            finally:
+                agents.tap.close(self._session)
+                await self._session.close({"status": "closed"})
+        except (MemoryWalkerError, OSError) as error:
+            _log.warning("rollout %s failed: %s", self._id, error)
+            return Ending("failed", "error", str(error))
 
     async def _send(self, session: TapSession, token: str, place: Path) -> Finished:
         agents, limits = self._agents, self._agents.limits
@@ -167,12 +175,16 @@ class AgentRollout:
             return ending
         return Ending("completed", "no answer" if answer is None else "answer")
 
-    async def _judged(self, session: TapSession, ending: Ending) -> Record:
+    async def _judged(self, ending: Ending) -> Record:
+        session = self._session
+        if session is None:  # there is not even a log of it
+            return self._without_tokens(ending, 0)
         train = self._agents.driver.settings.train
         reward = None
         recovered: Recovered | None = None
         try:
-            recovered = recover(session.contexts, session.parents, session.lost, train.model_dump())
+            weights = train.model_dump()
+            recovered = await asyncio.to_thread(recover, session.contexts, session.parents, session.lost, weights)
             answer = extract_answer(recovered.reply)
             ending = self._settled(ending, recovered, answer)
             if ending.status in ("completed", "truncated"):
@@ -185,20 +197,25 @@ class AgentRollout:
             ending, reward = Ending("failed", "error", f"{type(error).__name__}: {error}"), None
         try:
             if recovered is not None and recovered.tokens:
-                return recovered.record(self._meta(session, ending, reward, recovered.extra))
+                return recovered.record(self._meta(ending, reward, recovered.extra))
         except RecordError as error:  # a mistake of ours; the run goes on without what cannot be trained on
             _log.exception("rollout %s cannot be recorded", self._id)
             ending = Ending("failed", "error", str(error))
-        sampled = sum(turn.sampled for turn in session.turns) + session.lost.total()
-        extra = {"turns": [], "calls": 0, **({"untrained": {"failed": sampled}} if sampled else {})}
+        return self._without_tokens(ending, sum(turn.sampled for turn in session.turns) + session.lost.total())
+
+    def _without_tokens(self, ending: Ending, sampled: int) -> Record:
+        """A record that says how a rollout ended, of which nothing else can be said."""
+        extra = {"turns": [], "calls": 0, **({UNTRAINED: {"failed": sampled}} if sampled else {})}
         opening = self._agents.chat.open_turn()
         nothing = Recovered(list(opening), [float("nan")] * len(opening), [[(0, len(opening))]], [], extra, "", "stop")
-        return nothing.record(self._meta(session, ending, None, extra))
+        return nothing.record(self._meta(ending, None, extra))
 
-    def _meta(self, session: TapSession, ending: Ending, reward: float | None, extra: dict[str, Any]) -> Meta:
-        versions = [version for turn in session.turns for version, _ in turn.generation.weights]
+    def _meta(self, ending: Ending, reward: float | None, extra: dict[str, Any]) -> Meta:
+        session = self._session
+        turns = () if session is None else session.turns
+        versions = [version for turn in turns for version, _ in turn.generation.weights]
         told: dict[str, Any] = {"stop": ending.stop, "question": self._question.digest, "seed": self._seed, **extra}
-        if session.retries:
+        if session is not None and session.retries:
             told["retries"] = session.retries
         if ending.error is not None:
             told["error"] = ending.error

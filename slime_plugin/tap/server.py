@@ -15,7 +15,8 @@ import ipaddress
 import logging
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -26,8 +27,9 @@ from starlette.types import Receive, Scope, Send
 from slime_plugin.errors import ConfigError
 from slime_plugin.tap.dialects import DIALECTS, Dialect
 from slime_plugin.tap.dialects.base import dump
-from slime_plugin.tap.limits import Settings, parse_body, protocol, read_body
-from slime_plugin.tap.messages import Answer, TapError
+from slime_plugin.tap.dialects.conversation import Memory
+from slime_plugin.tap.limits import Held, Settings, parse_body, protocol, read_body
+from slime_plugin.tap.messages import Answer, Payload, TapError
 from slime_plugin.tap.serving import Ask, Registry, Served
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ class App:
         self.registry, self.settings = registry, settings
         self.working: set[asyncio.Future[Answer]] = set()
         """Turns that are being sampled."""
+        self.held = Held(settings.max_held_bytes)
+        self.closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await Exchange(self, scope, receive, send).run()
@@ -55,7 +59,8 @@ class App:
         await Exchange(self, scope, receive, send).fail(TapError("overloaded", "too many connections; come back later"))
 
     def close(self) -> None:
-        """Those who wait are told to come back later."""
+        """Those who wait, and those who still ask, are told to come back later."""
+        self.closing = True
         for work in self.working:
             work.cancel()
 
@@ -71,7 +76,7 @@ class Exchange:
         self._id = f"req_{uuid.uuid4().hex}"
         self._unread = self._request.headers.get("content-length", "0") != "0"
         self._unread |= "transfer-encoding" in self._request.headers
-        self._streaming = False
+        self._streaming = self._last = False
 
     async def run(self) -> None:
         """The one boundary: whatever happens becomes an answer."""
@@ -90,6 +95,7 @@ class Exchange:
             await self._write(self._dialect.error_event(error, self._id), more=False)
         else:
             usual, body = self._dialect.error(error, self._id)
+            self._last = error.kind == "authentication"  # a connection is for those who have a token
             await self._respond(body, status or usual)
 
     async def _route(self) -> None:
@@ -125,14 +131,22 @@ class Exchange:
         return self._dialect.model(name)
 
     async def _ask(self, served: Served) -> None:
-        raw = await read_body(self._request, self._app.settings)
-        self._unread = False
+        if self._app.closing:
+            raise TapError("overloaded", "the tap is being closed")
+        with self._app.held.room() as take:
+            raw = await read_body(self._request, self._app.settings, take)
+            self._unread = False
+            await self._answer(served, raw)
+
+    async def _answer(self, served: Served, raw: bytearray) -> None:
         digest = hashlib.blake2b(self._path.encode() + b"\0" + raw, digest_size=20).hexdigest()
-        body = parse_body(raw, self._app.settings)
-        payload, echo = self._dialect.read(body, served.memory), self._dialect.echo(body)
-        del raw, body  # they may be large, and the policy takes its time
+        if len(raw) > self._app.settings.remembered_bytes:  # whoever asks for less does not wait for it
+            payload, echo = await asyncio.to_thread(self._read, raw, None)
+        else:
+            payload, echo = self._read(raw, served.memory)
+        del raw  # it may be large, and the policy takes its time
         if self._path == COUNT:
-            await self._respond(self._dialect.count(served.count(payload)))
+            await self._respond(self._dialect.count(await served.count(payload)))
             return
         ask = Ask(payload, digest, dict(self._request.headers))
         answer = await self._wait(served, ask)
@@ -143,6 +157,10 @@ class Exchange:
             await self._write(b"".join(self._dialect.events(answer, echo)), more=False)
         else:
             await self._respond(self._dialect.whole(answer, echo))
+
+    def _read(self, raw: bytearray, memory: Memory | None) -> tuple[Payload, Mapping[str, Any]]:
+        body = parse_body(raw, self._app.settings)
+        return replace(self._dialect.read(body, memory), size=len(raw)), self._dialect.echo(body)
 
     async def _wait(self, served: Served, ask: Ask) -> Answer | None:
         """None if the client hangs up, which cancels the turn."""
@@ -178,7 +196,7 @@ class Exchange:
 
     async def _respond(self, body: bytes, status: int = 200) -> None:
         headers = {"content-type": "application/json", "content-length": str(len(body))}
-        if self._unread:
+        if self._unread or self._last:
             headers["connection"] = "close"
         await self._start(status, headers)
         await self._write(body, more=self._unread)
@@ -255,6 +273,7 @@ class Listening:
             http=protocol(settings, self._app.full),
             ws="none",
             lifespan="off",
+            backlog=128,  # as many are accepted at once, before anyone looks at how many there are
             interface="asgi3",
             log_config=None,
             access_log=False,

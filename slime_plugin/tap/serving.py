@@ -33,7 +33,7 @@ class Served(Protocol):
         """Raises :class:`~slime_plugin.tap.messages.TapError`. Cancelled if the client hangs up."""
         ...
 
-    def count(self, payload: Payload) -> int:
+    async def count(self, payload: Payload) -> int:
         """Tokens of the prompt, exactly as :meth:`answer` would have it. Raises ``TapError``."""
         ...
 

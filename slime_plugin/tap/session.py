@@ -20,7 +20,7 @@ from slime_plugin.bridge.chat.base import Chat, ChatError
 from slime_plugin.bridge.engine.base import Engine, EngineError, Generation, RefusedError, Request
 from slime_plugin.bridge.session import Ending
 from slime_plugin.config.rollout import Rollout
-from slime_plugin.tap.contexts import Contexts, Found, Node
+from slime_plugin.tap.contexts import Contexts, Found
 from slime_plugin.tap.dialects.conversation import Memory
 from slime_plugin.tap.log import Log, LogError, restore_node, restore_turn, turn_entry
 from slime_plugin.tap.messages import Answer, Finish, Payload, TapError, TooLongError
@@ -33,6 +33,12 @@ SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id")
 AGENT_HEADER = "x-claude-code-agent-id"
 PARENT_HEADER = "x-parent-session-id"
 LONGEST_NAME = 200
+MOST_AT_ONCE = 32
+"""Turns of one session that are sampled at the same time. Agents have a few subagents side by side."""
+MOST_ASIDE = 8
+"""How often more than ``rollout.turns`` says a session may ask in all: titles, summaries, hang-ups."""
+HEAVY = 2**16
+"""Bytes of a request from which on it is tokenised in a thread: other sessions do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,8 @@ class Thread:
 class _Asked:
     """A request that is being answered, or was."""
 
+    task: asyncio.Task[Answer]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[Answer] | None = None
     waiting: int = 0
 
 
@@ -108,8 +114,13 @@ class TapSession(History):
         self.seed = seed
         self._chat, self._engine, self._limits, self._file = chat, engine, limits, log
         self._asked: dict[str, _Asked] = {}
+        self._running: set[asyncio.Task[Answer]] = set()
+        self._contexts_in_use = asyncio.Lock()
+        self._closed = False
         self._number = 0
-        self._with_tools = 0  # turns
+        self._sampling = 0  # turns under way
+        self._with_tools = 0  # turns, those under way included
+        self._hung_up = 0  # turns that nobody waited for
         self._sampled = 0
 
     def begin(self, token: str) -> None:
@@ -125,7 +136,7 @@ class TapSession(History):
             self._with_tools += turn.tools
             self._sampled += turn.sampled
             done = asyncio.get_running_loop().create_task(_given(self._answer(turn, entry["model"])))
-            self._asked[f"{turn.thread}\n{turn.digest}"] = _Asked(task=done)
+            self._asked[f"{turn.thread}\n{turn.digest}"] = _Asked(done)
 
     def go_on(self) -> None:
         """Everything that the log holds was taken."""
@@ -137,25 +148,23 @@ class TapSession(History):
         thread = Thread.of(ask.headers)
         key = f"{thread.name}\n{ask.digest}"
         asked = self._asked.get(key)
-        if asked is None or asked.stop.is_set() or (asked.task is not None and _failed(asked.task)):
-            asked = self._asked[key] = _Asked()
-            asked.task = asyncio.create_task(self._sample(ask, thread, asked.stop))
+        if asked is None or _failed(asked.task) or (asked.stop.is_set() and not asked.task.done()):
+            asked = self._begin(key, ask, thread)
         else:
             self.retries += 1
-        assert asked.task is not None
         asked.waiting += 1
         try:
             return await asyncio.shield(asked.task)
         except asyncio.CancelledError:
             if asked.waiting == 1 and not asked.task.done():
                 asked.stop.set()
-                asked.task.add_done_callback(_quietly)
             raise
         finally:
             asked.waiting -= 1
 
-    def count(self, payload: Payload) -> int:
-        return self._find(payload).length + len(self._chat.open_turn())
+    async def count(self, payload: Payload) -> int:
+        async with self._contexts_in_use:
+            return (await self._find(payload)).length + len(self._chat.open_turn())
 
     def stop(self, ending: Ending) -> None:
         """Answer nothing more; turns under way are aborted."""
@@ -165,48 +174,80 @@ class TapSession(History):
             asked.stop.set()
 
     async def close(self, ending: Mapping[str, Any]) -> None:
-        """Wait for what is under way to be counted, and end the log."""
-        tasks = [asked.task for asked in self._asked.values() if asked.task is not None and not asked.task.done()]
+        """Answer nothing more, wait for what is under way to be counted, and end the log."""
+        self._closed = True
         for asked in self._asked.values():
             asked.stop.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._file.write(self.contexts, {"end": dict(ending)})
-        self._file.close()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        try:
+            self._file.write(self.contexts, {"end": dict(ending)})
+        except LogError as error:  # what was answered is in it; that it ended is not
+            _log.warning("rollout %s: %s", self.id, error)
+        finally:
+            self._file.close()
 
     # How a turn comes about
 
+    def _begin(self, key: str, ask: Ask, thread: Thread) -> _Asked:
+        stop = asyncio.Event()
+        asked = self._asked[key] = _Asked(asyncio.create_task(self._sample(ask, thread, stop)), stop)
+        self._running.add(asked.task)
+
+        def ended(task: asyncio.Task[Answer]) -> None:
+            self._running.discard(task)
+            if _failed(task) and self._asked.get(key) is asked:
+                del self._asked[key]  # its error would keep the request
+
+        asked.task.add_done_callback(ended)
+        return asked
+
     async def _sample(self, ask: Ask, thread: Thread, stop: asyncio.Event) -> Answer:
-        self._check_limits(ask.payload)
-        found = self._find(ask.payload)
+        tools = bool(ask.payload.tools)
+        self._check_limits(tools)
+        self._sampling += 1
+        self._with_tools += tools
+        try:
+            turn = await self._turn(ask, thread, stop)
+        except TapError:
+            self._with_tools -= tools
+            raise
+        finally:
+            self._sampling -= 1
+        return self._answer(turn, ask.payload.model)
+
+    async def _turn(self, ask: Ask, thread: Thread, stop: asyncio.Event) -> Turn:
+        """Nothing of a request is kept before there is an answer to it."""
+        payload = ask.payload
+        async with self._contexts_in_use:
+            found = await self._find(payload)
         length = found.length + len(self._chat.open_turn())
         room = self._limits.context_tokens - length
-        self.overflowed = room < 1
-        if self.overflowed:
+        if thread.parent is None and (payload.tools or not self._with_tools):
+            self.overflowed = room < 1
+        if room < 1:
             raise TooLongError(length, self._limits.context_tokens)
-        node = self.contexts.place(found)
-        self._write()
-        prompt = [*node.tokens(), *self._chat.open_turn()]
-        most = min(self._limits.turn_tokens, ask.payload.max_tokens or self._limits.turn_tokens, room)
+        most = min(self._limits.turn_tokens, payload.max_tokens or self._limits.turn_tokens, room)
         number, self._number = self._number, self._number + 1
-        self.parents.setdefault(thread.name, thread.parent)
-        generation = await self._generate(Request(prompt, most, self.id, self._seed_of(node), None, stop))
+        prompt = [*found.tokens(), *self._chat.open_turn()]
+        generation = await self._generate(Request(prompt, most, self.id, self._seed_of(found), None, stop))
         if generation.finish == "abort" or not generation.tokens:
-            cause = "cancelled" if stop.is_set() else "aborted"
-            self._lose(cause, len(generation.tokens))
+            self._hung_up += 1
+            self._lose("cancelled" if stop.is_set() else "aborted", len(generation.tokens))
             raise TapError("overloaded", "the turn was aborted; ask again")
         id = hashlib.blake2b(f"{self.id}\n{number}".encode(), digest_size=10).hexdigest()
-        may_call = ask.payload.may_call and bool(ask.payload.tools)  # an agent without tools reads text as it is
+        may_call = payload.may_call and bool(payload.tools)  # an agent without tools reads text as it is
         said = read_turn(self._chat.text(generation.tokens), id, may_call=may_call)
         finish: Finish = "calls" if said.calls else "stop"
         if generation.finish == "length":
             finish = "context" if most == room and len(generation.tokens) == room else "length"
-        turn = Turn(id, number, node.id, generation, said, thread.name, finish, ask.digest, bool(ask.payload.tools))
-        self.contexts.add_turn(turn)
-        self._with_tools += turn.tools
-        self._sampled += turn.sampled
-        model = ask.payload.model
-        self._write({**turn_entry(turn), "parent": thread.parent, "model": model, "time": time.time()})
-        return self._answer(turn, model)
+        async with self._contexts_in_use:
+            at = self.contexts.place(found).id
+            turn = Turn(id, number, at, generation, said, thread.name, finish, ask.digest, bool(payload.tools))
+            self.contexts.add_turn(turn)
+            self.parents.setdefault(thread.name, thread.parent)
+            self._sampled += turn.sampled
+            self._write({**turn_entry(turn), "parent": thread.parent, "model": payload.model, "time": time.time()})
+        return turn
 
     def _answer(self, turn: Turn, model: str) -> Answer:
         thought = turn.said.thought
@@ -233,25 +274,36 @@ class TapSession(History):
             self.ending = Ending("failed", "engine", str(error))  # unless the client asks again, with success
             raise TapError("overloaded", "the engine does not answer; ask again") from error
 
-    def _find(self, payload: Payload) -> Found:
+    async def _find(self, payload: Payload) -> Found:
+        """Where a request belongs. Whoever asks has the contexts to itself."""
+        if len(payload.parts) > self._limits.context_tokens:  # each of them is a token at least
+            raise TooLongError(len(payload.parts), self._limits.context_tokens)
         try:
-            found = self.contexts.find(payload)
+            if payload.size > HEAVY:
+                found = await asyncio.to_thread(self.contexts.find, payload)
+            else:
+                found = self.contexts.find(payload)
         except ChatError as error:
             raise TapError("invalid", f"the conversation cannot be rendered: {error}", "messages") from error
         if not found.length:
             raise TapError("invalid", "there is no message in the request; send at least one", "messages")
         return found
 
-    def _check_limits(self, payload: Payload) -> None:
-        limits, sampled = self._limits, self._sampled
-        # Titles and the like, asked for without tools, do not count in a session that has some.
-        counts = bool(payload.tools) or not self._with_tools
-        if not self.over.is_set() and counts and (self._with_tools or len(self.turns)) >= limits.turns:
-            self.stop(Ending("truncated", "turns"))
-        if not self.over.is_set() and limits.sampled_tokens is not None and sampled >= limits.sampled_tokens:
-            self.stop(Ending("truncated", "sampled tokens"))
-        if self.over.is_set() and self.ending is not None:
-            raise TapError("invalid", f"this rollout is over ({self.ending.stop}); begin another one")
+    def _check_limits(self, tools: bool) -> None:
+        limits = self._limits
+        if not self.over.is_set():
+            every = len(self.turns) + self._hung_up + self._sampling
+            # Titles and the like, asked for without tools, do not count in a session that has some.
+            counted = self._with_tools if tools else 0 if self._with_tools else every
+            if counted >= limits.turns or every >= MOST_ASIDE * limits.turns:
+                self.stop(Ending("truncated", "turns"))
+            elif limits.sampled_tokens is not None and self._sampled >= limits.sampled_tokens:
+                self.stop(Ending("truncated", "sampled tokens"))
+        if self._closed or self.over.is_set():
+            why = f" ({self.ending.stop})" if self.ending is not None else ""
+            raise TapError("invalid", f"this rollout is over{why}; begin another one")
+        if self._sampling >= MOST_AT_ONCE:
+            raise TapError("overloaded", f"{MOST_AT_ONCE} turns are under way in this rollout; ask again later")
         self.ending = None
 
     def _write(self, *entries: Mapping[str, Any]) -> None:
@@ -266,13 +318,14 @@ class TapSession(History):
             self.lost[cause] += tokens
             self._write({"lost": cause, "tokens": tokens})
 
-    def _seed_of(self, node: Node) -> int | None:
+    def _seed_of(self, found: Found) -> int | None:
         """A seed that depends on the context and on how often the policy was asked in it, not on the order in which
         conversations that run side by side ask."""
         if self.seed is None:
             return None
-        path = "/".join(piece.key for piece in node.pieces() if piece.turn is None)
-        words = f"{self.seed}/{len(node.children)}/{path}"
+        path = "/".join(piece.key for piece in found.pieces() if piece.turn is None)
+        again = len(found.nodes[-1].children) if found.nodes and not found.fresh else 0
+        words = f"{self.seed}/{again}/{path}"
         return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest()) >> 1
 
 
@@ -282,9 +335,3 @@ async def _given(answer: Answer) -> Answer:
 
 def _failed(task: asyncio.Task[Answer]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _quietly(task: asyncio.Task[Answer]) -> None:
-    """Nobody waits for it; that it failed is no news."""
-    if not task.cancelled():
-        task.exception()

@@ -50,19 +50,22 @@ class Tap:
                 f"{path}: there is a log of a rollout {id} already; choose another name or another folder"
             )
         token = secrets.token_urlsafe(24)
-        session = self._session(id, engine, Log(path), seed)
-        session.begin(_digest(token))
+        log = Log(path)
+        with log.unless_it_fails():
+            session = self._session(id, engine, log, seed)
+            session.begin(_digest(token))
         self._open[_digest(token)] = session
         return session, token
 
     def reopen(self, path: Path, engine: Engine) -> TapSession:
         """A rollout of which there is a log: its clients go on with the tokens they have."""
         log = Log(path)
-        first, *entries = log.read_back()
-        session = self._session(first["session"], engine, log, first["seed"])
-        for entry in entries:
-            session.restore(entry)
-        session.go_on()
+        with log.unless_it_fails():
+            first, *entries = log.read_back()
+            session = self._session(first["session"], engine, log, first["seed"])
+            for entry in entries:
+                session.restore(entry)
+            session.go_on()
         self._open[first["token"]] = session
         return session
 

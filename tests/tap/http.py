@@ -71,7 +71,7 @@ class Rollout:
             self.cancelled.set()
             raise
 
-    def count(self, payload: Payload) -> int:
+    async def count(self, payload: Payload) -> int:
         return length(payload)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ async def _play(lines: list[dict[str, Any]], folder: Path, weights: dict[str, fl
     limits = Rollout(context_tokens=10**6, turns=100)
     prompts = {}
     engine = Scripted(chat, say)
-    with Log(folder / "log.jsonl") as log:
+    with closing(Log(folder / "log.jsonl")) as log:
         session = TapSession("s", chat, engine, limits, log, keep_thoughts=True, seed=None)
         session.begin("")
         for line in lines:
@@ -92,7 +93,7 @@ async def _play(lines: list[dict[str, Any]], folder: Path, weights: dict[str, fl
                 continue
             answer = await session.answer(ask)
             prompts[answer.id] = list(engine.requests[-1].prompt)
-            assert answer.prompt_tokens == len(prompts[answer.id]) == session.count(ask.payload)
+            assert answer.prompt_tokens == len(prompts[answer.id]) == await session.count(ask.payload)
     recovered = recover(session.contexts, session.parents, session.lost, weights)
     record = recovered.record(Meta(id="s", extra=recovered.extra))
     lineage = lineage_of(session.contexts, session.parents)

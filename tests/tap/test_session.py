@@ -337,7 +337,7 @@ def test_a_context_that_does_not_fit_is_refused_with_its_numbers(tmp_path: Path)
         with pytest.raises(TooLongError) as caught:
             await client.ask([TASK, Text("user", "word " * 200)], looking(0))
         assert caught.value.limit == 100
-        assert caught.value.tokens == client.session.count(
+        assert caught.value.tokens == await client.session.count(
             Payload("policy", (TASK, Text("user", "word " * 200)), TOOLS)
         )
         with pytest.raises(TapError, match="no message"):
@@ -353,7 +353,7 @@ def test_nothing_is_kept_of_what_is_only_counted_or_does_not_fit(tmp_path: Path)
         for number in range(20):
             asked = [*parts, Text("user", f"{number} " * 3000)]
             payload = Payload("policy", tuple(asked), TOOLS)
-            assert client.session.count(payload) > 3000
+            assert await client.session.count(payload) > 3000
             with pytest.raises(TooLongError):
                 await client.ask(asked, looking(9))
         assert (len(client.session.contexts.nodes), client.tap.log_of("s").stat().st_size) == (nodes, size)

@@ -28,6 +28,9 @@ _USUAL = (None, _RESULT, None, _RESULT, _RESULT, None, _REQUEST, None)
 _EDITED = (None, _RESULT, _REQUEST, _REQUEST, None, None, _REQUEST, _RESULT)
 """Neighbours that only an edit brings together: a template may refuse them, but not render them in another way."""
 
+CHECKED_KEPT = 256
+"""Beginnings that are known to render as they should."""
+
 
 class TemplateTokenizer(Protocol):
     """What is used of a Hugging Face tokenizer."""
@@ -91,6 +94,8 @@ class TemplateChat:
             self._check(begun, ids, _USUAL, tools=schemas)
             with suppress(_RefusalError):
                 self._check(begun, ids, _EDITED, tools=schemas)
+            if len(self._checked) >= CHECKED_KEPT:
+                self._checked.clear()
             self._checked.add(kind)
         return ids
 

@@ -50,7 +50,7 @@ class Anthropic:
             _read_message(message, conversation)
             conversation.end()
         return Payload(
-            model=top["model"].text(),
+            model=top["model"].name(),
             parts=something(conversation.parts(), top["messages"]),
             tools=_read_tools(top["tools"], conversation.found),
             max_tokens=top["max_tokens"].count(),
@@ -124,11 +124,12 @@ def _read_tools(tools: Field, found: list[str]) -> tuple[ToolSpec, ...]:
     for tool in tools.each():
         if (kind := tool["type"]).value not in (None, "custom"):
             raise kind.wrong(
-                f"{printable(kind.value)!r} is a tool that runs at the provider; only custom tools are served"
+                f"{printable(kind.text())!r} is a tool that runs at the provider; only custom tools are served"
             )
         tool["input_schema"].mapping()
         specs.append((tool, read_tool(tool, "input_schema")))
-    kept = [(tool, spec) for tool, spec in specs if tool["defer_loading"].value is not True or spec.name in found]
+    known = set(found)
+    kept = [(tool, spec) for tool, spec in specs if tool["defer_loading"].value is not True or spec.name in known]
     return tuple(distinct(tools, kept))
 
 

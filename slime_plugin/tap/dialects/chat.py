@@ -28,7 +28,7 @@ class Chat(OpenAI):
             conversation.end()
         limit = top["max_completion_tokens"].count()
         return Payload(
-            model=top["model"].text(),
+            model=top["model"].name(),
             parts=something(conversation.parts(), top["messages"]),
             tools=_read_tools(top["tools"]),
             max_tokens=top["max_tokens"].count() if limit is None else limit,

@@ -9,13 +9,14 @@ from typing import Any
 from slime_plugin.errors import nearest, printable
 from slime_plugin.tap.messages import Part, TapError, ToolSpec
 
+LONGEST_NAME = 200
 MEDIA = {"image", "image_url", "input_image", "audio", "input_audio", "document", "file", "input_file", "video_url"}
 """Blocks that are not text, in all dialects."""
 
 
 def _name(value: object) -> str:
     kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a truth value"}
-    return "missing" if value is None else f"not {kinds.get(type(value), 'a number')}"
+    return "missing" if value is None else kinds.get(type(value), "a number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,12 @@ class Field:
         if not isinstance(self.value, str):
             raise self.wrong(f"must be a string, is {_name(self.value)}")
         return self.value
+
+    def name(self) -> str:
+        """A string that is kept with every answer."""
+        if len(name := self.text()) > LONGEST_NAME:
+            raise self.wrong(f"has {len(name)} characters; at most {LONGEST_NAME} make a name")
+        return name
 
     def flag(self) -> bool:
         """A missing one is false."""

@@ -20,6 +20,8 @@ SHOWN_AGAIN = (
     "metadata",
     "reasoning",
 )
+LONGEST_SHOWN = 2**16
+"""Bytes of each of these: every answer holds them, and a stream three times."""
 ORDER = {"reasoning": 0, "message": 1, "function_call": 2}
 """In which the items of one answer stand. An item that steps back begins the next answer."""
 
@@ -35,7 +37,7 @@ class Responses(OpenAI):
         else:
             _read_items(conversation.unread(top["input"]), conversation)
         return Payload(
-            model=top["model"].text(),
+            model=top["model"].name(),
             parts=something(conversation.parts(), top["input"]),
             tools=_read_tools(top["tools"]),
             max_tokens=top["max_output_tokens"].count(),
@@ -44,7 +46,8 @@ class Responses(OpenAI):
         )
 
     def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {key: body[key] for key in SHOWN_AGAIN if body.get(key) is not None}
+        shown = {key: body[key] for key in SHOWN_AGAIN if body.get(key) is not None}
+        return {key: value for key, value in shown.items() if len(dump(value)) <= LONGEST_SHOWN}
 
     def whole(self, answer: Answer, echo: Mapping[str, Any] = NOTHING) -> bytes:
         return dump(_finished(answer, echo))

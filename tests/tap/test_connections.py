@@ -112,6 +112,31 @@ class TestConnections:
             with httpx.Client(base_url=server.url, headers=AUTH, transport=httpx.HTTPTransport(retries=5)) as client:
                 assert client.get("/health").status_code == 200
 
+    def test_those_who_ask_nothing_give_way(self) -> None:
+        """Whoever holds connections and says nothing keeps nobody out."""
+        with serving(settings=Settings(max_connections=4, head_seconds=600)) as server:
+            silent = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(40)]
+            with httpx.Client(base_url=server.url, headers=AUTH) as client:
+                assert client.post(PATHS[0], json=VALID[PATHS[0]]).status_code == 200
+                assert silent[0].recv(1) == b""
+                assert client.post(PATHS[0], json=VALID[PATHS[0]]).status_code == 200, "it is still connected"
+            for connection in silent:
+                connection.close()
+
+    @pytest.mark.parametrize("token", [TOKEN, "wrong"])
+    def test_a_body_in_crumbs(self, server: Serving, token: str) -> None:
+        head = f"POST {PATHS[0]} HTTP/1.1\r\nhost: tap\r\nx-api-key: {token}\r\ntransfer-encoding: chunked\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head.encode())
+            crumbs = b"1\r\n \r\n" * 10**6
+            with pytest.raises(ConnectionError):
+                connection.sendall(crumbs)
+
+    def test_a_wrong_token_is_hung_up_on(self, server: Serving) -> None:
+        answer = send(server, request(PATHS[0], b"{}").replace(TOKEN.encode(), b"wrong"))
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"connection: close" in answer.lower()
+
     def test_an_answer_that_nobody_reads(self) -> None:
         """The connection is cut; the client sees that without reading a byte."""
         long = saying("x" * 2**25)
@@ -210,6 +235,19 @@ class TestHangingUp:
                 else:
                     assert server.rollout.working.wait(20)
                 assert not server.rollout.cancelled.is_set()
+            assert server.rollout.cancelled.wait(20)
+
+    def test_cancels_the_turn_also_after_a_stray_byte(self) -> None:
+        async def forever(ask: Ask) -> Answer:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        with serving(forever, LOW) as server:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                connection.sendall(request(PATHS[0], json.dumps(VALID[PATHS[0]]).encode()))
+                assert server.rollout.working.wait(20)
+                connection.sendall(b"\r\n")
+                select.select([], [], [], 0.1)
             assert server.rollout.cancelled.wait(20)
 
     def test_stopping_the_server_tells_those_who_wait(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slime_plugin.tap.limits import Settings
 from tests.tap.hostile import AUTH, LOW, PATHS, VALID, check_served, request, send, told
 from tests.tap.http import Serving, serving
 
@@ -33,6 +35,40 @@ def server(house: Serving) -> Iterator[Serving]:
 
 
 class TestBodies:
+    def test_half_an_emoji_is_no_reason_to_refuse(self, server: Serving) -> None:
+        """An agent that cuts texts by the length that JavaScript gives them writes such."""
+        body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "cut \\ud83d"}]}'
+        assert httpx.post(server.url + PATHS[0], content=body, headers=AUTH).status_code == 200
+        response = httpx.post(server.url + PATHS[0], content=body.replace(b"9", b"NaN"), headers=AUTH)
+        assert (response.status_code, told(response, PATHS[0])) == (400, "invalid_request_error")
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_a_name_that_is_a_novel(self, server: Serving, path: str) -> None:
+        response = httpx.post(server.url + path, json=VALID[path] | {"model": "m" * 201}, headers=AUTH)
+        assert (response.status_code, "201 characters" in response.text) == (400, True)
+
+    def test_too_many_brackets(self) -> None:
+        with serving(settings=Settings(max_brackets=100)) as server:
+            path = PATHS[0]
+            response = httpx.post(server.url + path, json=VALID[path] | {"metadata": [[]] * 100}, headers=AUTH)
+            assert (response.status_code, told(response, path)) == (413, "request_too_large")
+
+    def test_too_much_at_once(self) -> None:
+        """Bodies that are held back one byte before their end, and what they take is given back."""
+        path, size = PATHS[0], 10_000
+        with serving(settings=Settings(max_held_bytes=3 * size)) as server:
+            held = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(3)]
+            for connection in held:
+                connection.sendall(request(path, b" " * size)[:-1])
+            select.select([], [], [], 0.2)
+            body = VALID[path] | {"metadata": {"x": "y" * size}}
+            response = httpx.post(server.url + path, json=body, headers=AUTH)
+            assert (response.status_code, told(response, path)) == (529, "overloaded_error")
+            for connection in held:
+                connection.close()
+            select.select([], [], [], 0.2)
+            assert httpx.post(server.url + path, json=body, headers=AUTH).status_code == 200
+
     @pytest.mark.parametrize("path", [*PATHS, "/v1/messages/count_tokens"])
     @pytest.mark.parametrize(
         "body",

@@ -1,0 +1,217 @@
+"""A session asked too much, too often, or at the wrong moment: limits hold, everything is counted, nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugin.bridge.session import Ending
+from slime_plugin.tap import session as tap_session
+from slime_plugin.tap.causes import MOST_PAIRS, explain
+from slime_plugin.tap.log import LogError
+from slime_plugin.tap.messages import Part, Payload, TapError, Text
+from slime_plugin.tap.pieces import Piece
+from slime_plugin.tap.serving import Ask
+from tests.tap.engines import Scripted, spell
+from tests.tap.test_session import SYSTEM, TASK, TOOLS, Client, looking, play, record_of, three_turns
+
+
+async def refused(client: Client, number: int, says: str | None = None) -> str:
+    """Ask something that was not asked before; what it is told if it is refused."""
+    try:
+        await client.ask([SYSTEM, TASK, Text("user", f"{number}.")], says or looking(number))
+    except TapError as error:
+        return error.kind
+    return ""
+
+
+def sizes(client: Client) -> tuple[int, int, int]:
+    """What a session keeps: nodes, requests that are known, bytes of its log."""
+    session = client.session
+    return len(session.contexts.nodes), len(session._asked), client.tap.log_of("s").stat().st_size
+
+
+def test_turns_are_limited_also_when_all_ask_at_once(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        kinds = await asyncio.gather(*(refused(client, number) for number in range(300)))
+        assert set(kinds) <= {"", "invalid", "overloaded"}
+        assert kinds.count("") <= 5
+
+    client = play(tmp_path, story, turns=5)
+    assert len(client.engine.requests) <= 5
+    assert client.session.ending == Ending("truncated", "turns")
+
+
+def test_only_so_many_turns_are_under_way(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        most = tap_session.MOST_AT_ONCE
+        waiting = [asyncio.create_task(refused(client, number, Scripted.HANG)) for number in range(most)]
+        await asyncio.sleep(0.05)
+        assert await refused(client, most) == "overloaded"
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        assert await refused(client, most) == ""
+
+    assert play(tmp_path, story, turns=100).session.lost == {"cancelled": 3 * tap_session.MOST_AT_ONCE}
+
+
+def test_titles_do_not_go_on_for_ever(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        await client.ask([SYSTEM, TASK], looking(0))
+        for number in range(15):
+            await client.ask([TASK, Text("user", f"{number}.")], spell("A title."), tools=())
+        with pytest.raises(TapError, match="this rollout is over"):
+            await client.ask([TASK, Text("user", "One more.")], spell("A title."), tools=())
+
+    play(tmp_path, story, turns=2)
+
+
+def test_what_fails_or_is_hung_up_on_leaves_nothing(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        await three_turns(client)
+        nodes, asked, size = sizes(client)
+        for number in range(20):
+            with pytest.raises(TapError):
+                await client.ask([SYSTEM, TASK, Text("user", f"{number} " * 50)], None)
+            waiting = asyncio.create_task(client.ask([SYSTEM, Text("user", f"{number} " * 50)], Scripted.HANG))
+            await asyncio.sleep(0.001)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        assert sizes(client)[:2] == (nodes, asked)
+        assert sizes(client)[2] - size < 20 * 40  # how much was lost, and nothing of what was asked
+        assert not client.session._running
+
+    assert play(tmp_path, story, turns=100).session.lost["cancelled"] > 0
+
+
+def test_a_turn_that_is_aborted_while_its_retry_waits_is_counted_before_the_end(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        asked: list[Part] = [SYSTEM, TASK]
+        first = asyncio.create_task(client.ask(asked, Scripted.HANG, digest="x"))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        second = asyncio.create_task(client.ask(asked, Scripted.HANG, digest="x"))
+        await asyncio.sleep(0.01)
+        await client.session.close({})
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert len(client.engine.requests) == 2
+        with pytest.raises(TapError, match="this rollout is over"):
+            await client.ask(asked, looking(0), digest="y")
+
+    client = play(tmp_path, story)
+    assert client.session.lost == {"cancelled": 6}
+    assert client.tap.read(client.tap.log_of("s")).lost == {"cancelled": 6}
+
+
+def test_a_retry_gets_its_answer_although_the_rollout_is_over(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        answer = await client.ask([SYSTEM, TASK], looking(0), digest="x")
+        client.session.stop(Ending("truncated", "time"))
+        assert await client.ask([SYSTEM, TASK], looking(1), digest="x") == answer
+        with pytest.raises(TapError, match="this rollout is over"):
+            await client.ask([SYSTEM, TASK], looking(1), digest="y")
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("part", [0, 1, 7, 150])
+def test_a_log_that_cannot_be_written_keeps_what_was_answered(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full for a moment, after some bytes: from then on nothing is written, and nothing is wrong."""
+    usual = os.write
+    full = False
+
+    def write(file: int, data: bytes) -> int:
+        if not full:
+            return usual(file, data)
+        if part and len(data) > part:
+            return usual(file, data[:part])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("slime_plugin.tap.log.os.write", write)
+
+    async def story(client: Client) -> None:
+        nonlocal full
+        await three_turns(client)
+        before = client.record()
+        full = True
+        with pytest.raises(TapError, match="could not be written down"):
+            await client.ask([SYSTEM, TASK, Text("user", "More.")], looking(3))
+        full = False
+        with pytest.raises(TapError, match="over"):
+            await client.ask([SYSTEM, TASK, Text("user", "Even more.")], looking(4))
+        await client.session.close({})
+        path = client.tap.log_of("s")
+        assert record_of(client.tap.read(path)) == before
+        assert len(client.tap.reopen(path, client.engine).turns) == 3
+
+    client = play(tmp_path, story)
+    assert client.session.ending is None or client.session.ending.status == "failed"
+
+
+def test_a_log_that_cannot_be_read_is_closed_again(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        path = tmp_path / "no.tap.jsonl"
+        path.write_text("this is no log\n")
+        for _ in range(3):
+            with pytest.raises(LogError, match="no log of the tap"):
+                client.tap.reopen(path, client.engine)
+
+    play(tmp_path, story)
+
+
+def test_long_texts_are_tokenised_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no other session waits for them."""
+    where: dict[int, int] = {}
+
+    async def story(client: Client) -> None:
+        usual = client.session.contexts.find
+
+        def find(payload: Payload) -> Any:
+            where[payload.size] = threading.get_ident()
+            return usual(payload)
+
+        monkeypatch.setattr(client.session.contexts, "find", find)
+        for size in (100, 10 * tap_session.HEAVY):
+            payload = Payload("policy", (SYSTEM, Text("user", "a" * size)), TOOLS)
+            assert await client.session.count(replace(payload, size=size)) > size / 10
+            with pytest.raises(TapError, match="at most 50 fit"):
+                await client.session.answer(Ask(replace(payload, size=size), str(size), {}))
+
+    play(tmp_path, story, context_tokens=50)
+    small, large = where.values()
+    assert small == threading.get_ident() != large
+
+
+def test_more_messages_than_tokens_are_not_even_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(client: Client) -> None:
+        monkeypatch.setattr(client.session.contexts, "find", None)
+        with pytest.raises(TapError, match="the context has 101 tokens, at most 100 fit"):
+            await client.ask([*[Text("user", "a")] * 101], looking(0))
+
+    play(tmp_path, story, context_tokens=100)
+
+
+def pieces(words: str) -> list[Piece]:
+    return [Piece(word, "tool", (1,)) for word in words.split()]
+
+
+def test_contexts_of_nothing_but_equal_pieces_are_compared_too() -> None:
+    """With care this would take minutes."""
+    many = 4000
+    assert many**2 > MOST_PAIRS
+    found = explain(pieces("h " + "a b " * many), pieces("h " + "a a b b " * (many // 2)))
+    assert found.cause == "prune"
+    gone = explain(pieces("h " + "a " * many), pieces("h " + "a " * (many - 10) + "c"))
+    assert (gone.cause, gone.removed, gone.inserted) == ("prune", 10, 1)

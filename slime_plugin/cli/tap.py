@@ -99,6 +99,7 @@ async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[s
             session, token = server.open(name, engine)
             click.echo(f"session {session.id}, token {token}")
             click.echo(f"  ANTHROPIC_BASE_URL={listening.url} ANTHROPIC_AUTH_TOKEN={token}")
+            click.echo("  CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1 CLAUDE_CODE_GATEWAY_HINT_HEADERS=1  (Claude Code)")
             click.echo(f"  OPENAI_BASE_URL={listening.url}/v1 OPENAI_API_KEY={token}")
         click.echo(f"listening on {listening.url}; interrupt to end")
         await stop.wait()

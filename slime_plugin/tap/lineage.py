@@ -91,7 +91,8 @@ class _Thread:
             if self.chains.is_retried(chain):
                 self.kinds |= {turn.id: "retry" for turn in chain.turns}
                 continue
-            aside = with_tools and not chain.turns[0].tools
+            first = chain.turns[0]
+            aside = first.purpose == "auxiliary" or (with_tools and not first.tools)
             line = None if aside else self._continued(chain)
             if line is None:
                 line = Line(self._kind(chain, aside=aside), self.name)
@@ -101,6 +102,7 @@ class _Thread:
             else:
                 line.breaks.append(explain(*self._sides(line.chains[-1], chain)))
             line.chains.append(chain)
+        self.kinds |= {turn.id: "summary" for chain in chains for turn in chain.turns if turn.purpose == "summary"}
         for line in self.lines:
             for before, after, found in zip(line.chains[:-1], line.chains[1:], line.breaks, strict=True):
                 if found.cause == "compaction":

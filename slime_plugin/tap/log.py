@@ -122,8 +122,9 @@ def turn_entry(turn: Turn) -> dict[str, Any]:
         "thread": turn.thread,
         "finish": turn.finish,
         "digest": turn.digest,
-        "calls": bool(turn.said.calls),
+        "calls": len(turn.said.calls),
         "tools": turn.tools,
+        "purpose": turn.purpose,
     }
 
 
@@ -172,7 +173,7 @@ def restore_turn(contexts: Contexts, entry: Mapping[str, Any]) -> Turn:
     weights = tuple((str(version), int(count)) for version, count in entry["weights"])
     generation = Generation(tuple(entry["tokens"]), tuple(entry["logprobs"]), entry["stop"], weights)
     text = contexts.renderer.chat.text(generation.tokens)
-    said = read_turn(text, entry["turn"], may_call=entry["calls"])
+    said = read_turn(text, entry["turn"], most_calls=entry["calls"])
     turn = Turn(
         id=entry["turn"],
         number=entry["number"],
@@ -183,6 +184,7 @@ def restore_turn(contexts: Contexts, entry: Mapping[str, Any]) -> Turn:
         finish=entry["finish"],
         digest=entry["digest"],
         tools=entry["tools"],
+        purpose=entry["purpose"],
     )
     contexts.add_turn(turn)
     return turn

@@ -19,11 +19,13 @@ Kind = Literal["invalid", "authentication", "not_found", "too_large", "too_long"
 class TapError(MemoryWalkerError):
     """A request that is answered with an error, in the dialect of whoever sent it."""
 
-    def __init__(self, kind: Kind, message: str, param: str | None = None) -> None:
+    def __init__(self, kind: Kind, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.param = param
         """The field that is wrong, as a path such as ``messages[2].content``."""
+        self.code = code
+        """A word by which clients of one provider know what to do about it."""
 
 
 class TooLongError(TapError):
@@ -104,6 +106,8 @@ class Payload:
     stream: bool = False
     may_call: bool = True
     """False if the policy is told not to call a tool: then what looks like a call is text."""
+    one_call: bool = False
+    """The client takes one call at a time: it is told of the first, and of no other."""
     size: int = field(default=0, compare=False)
     """Bytes of the body it came in."""
 

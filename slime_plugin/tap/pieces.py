@@ -22,6 +22,8 @@ from slime_plugin.bridge.messages import Message
 from slime_plugin.tap.messages import Call, Finish, Reply, Result, Text, ToolSpec
 
 Role = Literal["head", "system", "user", "tool", "assistant"]
+Purpose = Literal["", "summary", "auxiliary"]
+"""Of a turn that is no part of a conversation itself."""
 DEEPEST = 64
 """Nesting of the arguments of a call. What a policy samples may be nested so deep that no client could read it."""
 
@@ -53,6 +55,8 @@ class Turn:
     """Of the request."""
     tools: bool = True
     """The policy was told of tools. Titles and some summaries are asked for without."""
+    purpose: Purpose = ""
+    """What its client says it is for, where it says so."""
 
     @property
     def sampled(self) -> int:
@@ -109,11 +113,12 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def read_turn(text: str, id: str, *, may_call: bool) -> Said:
-    """What a sampled text says. Calls that no client could be told of stay text."""
+def read_turn(text: str, id: str, *, most_calls: int | None) -> Said:
+    """What a sampled text says. Calls that no client could be told of stay text; what is called beyond ``most_calls``
+    is not told of at all."""
     thought, rest = split_thought(text)
-    spoken, found = split_calls(rest) if may_call else (rest, [])
-    calls = tuple(Call(f"call_{id}_{i}", call.name, call.arguments) for i, call in enumerate(found))
+    spoken, found = (rest, []) if most_calls == 0 else split_calls(rest)
+    calls = tuple(Call(f"call_{id}_{i}", call.name, call.arguments) for i, call in enumerate(found[:most_calls]))
     try:
         meaning("", calls)
         orjson.dumps([[call.name, call.arguments] for call in calls])

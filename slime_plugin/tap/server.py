@@ -35,7 +35,8 @@ from slime_plugin.tap.serving import Ask, Registry, Served
 log = logging.getLogger(__name__)
 
 ANTHROPIC, CHAT = DIALECTS["/v1/messages"], DIALECTS["/v1/chat/completions"]
-COUNT = "/v1/messages/count_tokens"
+COUNTS = {"/v1/messages/count_tokens": "/v1/messages", "/v1/responses/input_tokens": "/v1/responses"}
+"""Where prompts are only counted, and the path whose requests they are."""
 MODELS = "/v1/models"
 OPEN = ("/", "/health")
 """Anyone may ask whether there is a server."""
@@ -127,7 +128,7 @@ class Exchange:
         if self._path == MODELS:
             return self._dialect.models([name])
         if self._path != f"{MODELS}/{name}":
-            raise TapError("not_found", f"there is one model here, and it is called {name!r}")
+            raise TapError("not_found", f"there is one model here, and it is called {name!r}", code="model_not_found")
         return self._dialect.model(name)
 
     async def _ask(self, served: Served) -> None:
@@ -145,7 +146,7 @@ class Exchange:
         else:
             payload, echo = self._read(raw, served.memory)
         del raw  # it may be large, and the policy takes its time
-        if self._path == COUNT:
+        if self._path in COUNTS:
             await self._respond(self._dialect.count(await served.count(payload)))
             return
         ask = Ask(payload, digest, dict(self._request.headers))
@@ -225,13 +226,14 @@ class Exchange:
 
 def _method(path: str) -> str | None:
     """What the path takes; None if there is nothing."""
-    if path in DIALECTS or path == COUNT:
+    if path in DIALECTS or path in COUNTS:
         return "POST"
     return "GET" if path in OPEN or path == MODELS or path.startswith(f"{MODELS}/") else None
 
 
 def _dialect(path: str, request: Request) -> Dialect:
     """Paths that are nobody's own answer in the dialect whose client asks."""
+    path = COUNTS.get(path, path)
     if path in DIALECTS:
         return DIALECTS[path]
     anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers

@@ -24,13 +24,16 @@ from slime_plugin.tap.contexts import Contexts, Found
 from slime_plugin.tap.dialects.conversation import Memory
 from slime_plugin.tap.log import Log, LogError, restore_node, restore_turn, turn_entry
 from slime_plugin.tap.messages import Answer, Finish, Payload, TapError, TooLongError
-from slime_plugin.tap.pieces import Turn, read_turn, thought_length
+from slime_plugin.tap.pieces import Purpose, Turn, read_turn, thought_length
 from slime_plugin.tap.serving import Ask
 
 _log = logging.getLogger(__name__)
 
 SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id")
 AGENT_HEADER = "x-claude-code-agent-id"
+CLASS_HEADER = "x-claude-code-request-class"
+PURPOSES: dict[str, Purpose] = {"compaction": "summary", "auxiliary": "auxiliary", "side_reply": "auxiliary"}
+"""What a request of these classes is for; those of the others are turns of a conversation."""
 PARENT_HEADER = "x-parent-session-id"
 LONGEST_NAME = 200
 MOST_AT_ONCE = 32
@@ -48,15 +51,18 @@ class Thread:
     name: str
     parent: str | None
     """The conversation that this one works for; None for one that a user began."""
+    purpose: Purpose = ""
+    """Of the request, where a client says so."""
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Thread:
         """OpenCode has a session for every agent and names its parent; agents of Claude Code share the session."""
         session = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")[:LONGEST_NAME]
         agent = headers.get(AGENT_HEADER, "")[:LONGEST_NAME]
+        purpose = PURPOSES.get(headers.get(CLASS_HEADER, ""), "")
         if agent:
-            return cls(f"{session}/{agent}", session)
-        return cls(session, headers.get(PARENT_HEADER, "")[:LONGEST_NAME] or None)
+            return cls(f"{session}/{agent}", session, purpose)
+        return cls(session, headers.get(PARENT_HEADER, "")[:LONGEST_NAME] or None, purpose)
 
 
 @dataclass(slots=True, eq=False)
@@ -236,13 +242,15 @@ class TapSession(History):
             raise TapError("overloaded", "the turn was aborted; ask again")
         id = hashlib.blake2b(f"{self.id}\n{number}".encode(), digest_size=10).hexdigest()
         may_call = payload.may_call and bool(payload.tools)  # an agent without tools reads text as it is
-        said = read_turn(self._chat.text(generation.tokens), id, may_call=may_call)
+        most_calls = 0 if not may_call else 1 if payload.one_call else None
+        said = read_turn(self._chat.text(generation.tokens), id, most_calls=most_calls)
         finish: Finish = "calls" if said.calls else "stop"
         if generation.finish == "length":
             finish = "context" if most == room and len(generation.tokens) == room else "length"
         async with self._contexts_in_use:
             at = self.contexts.place(found).id
-            turn = Turn(id, number, at, generation, said, thread.name, finish, ask.digest, bool(payload.tools))
+            tools, purpose = bool(payload.tools), thread.purpose
+            turn = Turn(id, number, at, generation, said, thread.name, finish, ask.digest, tools, purpose)
             self.contexts.add_turn(turn)
             self.parents.setdefault(thread.name, thread.parent)
             self._sampled += turn.sampled

@@ -146,12 +146,34 @@ class TestAnthropic:
         with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
             self.ask(stage, stream=True)
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_the_runner_of_tools_sends_everything(self, stage: Stage, stream: bool) -> None:
+        """It would rather leave the conversation with the provider; told that it cannot, it sends the whole of it."""
+
+        @anthropic.beta_tool
+        def ls(path: str, depth: int) -> str:
+            """Lists."""
+            return f"{path} at {depth}"
+
+        stage.plays(in_turn(lambda ask: saying("I look.", LS), lambda ask: saying("Found.")))
+        runner: Any = stage.anthropic.beta.messages.tool_runner(
+            model="m", max_tokens=50, messages=[{"role": "user", "content": "hi"}], tools=[ls], stream=stream
+        )
+        *_, last = [answer.get_final_message() if stream else answer for answer in runner]
+        assert last.content[0].text == "Found."
+        assert stage.last.payload.parts == (
+            Text("user", "hi"),
+            Reply("I look.", (LS,), None, None),
+            Result("c1", "/tmp at 2"),
+        )
+
     def test_count(self, stage: Stage) -> None:
         assert stage.anthropic.messages.count_tokens(model="m", messages=[HI], system="123").input_tokens == 5
 
     def test_models(self, stage: Stage) -> None:
         assert [model.id for model in stage.anthropic.models.list()] == [MODEL]
-        assert stage.anthropic.models.retrieve(MODEL).display_name == MODEL
+        model = stage.anthropic.models.retrieve(MODEL)
+        assert (model.display_name, model.lifecycle) == (MODEL, "active")
         with pytest.raises(anthropic.NotFoundError):
             stage.anthropic.models.retrieve("another")
 
@@ -337,6 +359,9 @@ class TestResponses:
         assert (response.usage.input_tokens, response.usage.output_tokens) == (100, 20)
         assert response.usage.output_tokens_details.reasoning_tokens == 5
         assert stage.last.payload.parts == (Text("system", "Be good."), Text("user", "hi"))
+
+    def test_count(self, stage: Stage) -> None:
+        assert stage.openai.responses.input_tokens.count(model="m", input="hi", instructions="123").input_tokens == 5
 
     def test_events_are_numbered(self, stage: Stage) -> None:
         with stage.openai.responses.create(model="m", input="hi", stream=True) as events:

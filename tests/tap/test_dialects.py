@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime_plugin.tap.dialects import DIALECTS, read_arguments
-from slime_plugin.tap.dialects.base import dump, too_deep
+from slime_plugin.tap.dialects.base import dump, event, too_deep
 from slime_plugin.tap.messages import Call, Payload, Reply, Result, TapError, Text, TooLongError
 
 ANTHROPIC, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
@@ -84,7 +84,7 @@ class TestTheSame:
         ],
     )
     def test_anthropic(self, one: list[Any], other: list[Any]) -> None:
-        assert read(ANTHROPIC, *one) == read(ANTHROPIC, *other)
+        assert read(ANTHROPIC, *one, HI) == read(ANTHROPIC, *other, HI)
 
     @pytest.mark.parametrize(
         ("one", "other"),
@@ -158,7 +158,7 @@ class TestParts:
     def test_messages_of_the_assistant_stay_apart(self) -> None:
         a, b = ({"role": "assistant", "content": c} for c in "ab")
         for path in DIALECTS:
-            assert read(path, HI, a, b).parts == (Text("user", "hi"), Reply("a"), Reply("b"))
+            assert read(path, HI, a, b, HI).parts[1:-1] == (Reply("a"), Reply("b"))
 
     def test_items_of_one_answer_are_one_reply(self) -> None:
         thought = block("reasoning", summary=[block("summary_text", text="t")])
@@ -171,7 +171,7 @@ class TestParts:
 
     def test_signature_without_thought(self) -> None:
         """Claude Code asks for thoughts to be omitted; the signature still says which turn it was."""
-        parts = read(ANTHROPIC, HI, said("assistant", block("thinking", thinking="", signature="t1"), USE)).parts
+        parts = read(ANTHROPIC, HI, said("assistant", block("thinking", thinking="", signature="t1"), USE), HI).parts
         assert parts[1] == Reply("", (LS,), None, "t1")
 
     def test_failed_result(self) -> None:
@@ -195,7 +195,9 @@ class TestParts:
         none: Any = {"type": "none"} if path == ANTHROPIC else "none"
         auto: Any = {"type": "auto", "disable_parallel_tool_use": True} if path == ANTHROPIC else "auto"
         assert not read(path, HI, tool_choice=none).may_call
-        assert read(path, HI, tool_choice=auto, parallel_tool_calls=False).may_call
+        one = read(path, HI, tool_choice=auto, parallel_tool_calls=False)
+        assert (one.may_call, one.one_call) == (True, True)
+        assert not read(path, HI, parallel_tool_calls=True).one_call
 
     @pytest.mark.parametrize("path", DIALECTS)
     def test_how_to_sample_is_not_for_clients(self, path: str) -> None:
@@ -224,6 +226,15 @@ class TestRefused:
             (ANTHROPIC, {"messages": []}, "messages"),
             (ANTHROPIC, {"messages": [said("user", text(" "))]}, "messages"),
             (ANTHROPIC, {"messages": [HI, "hi"]}, "messages[1]"),
+            (ANTHROPIC, {"messages": [HI, said("assistant", text("I"))]}, "messages"),
+            (ANTHROPIC, {"messages": [HI, said("system", text("s")) | {"clear_at": "x"}]}, "messages[1].clear_at"),
+            (ANTHROPIC, {"thread": {"type": "create"}}, "thread"),
+            (ANTHROPIC, {"compaction": {"type": "summarize"}}, "compaction"),
+            (
+                ANTHROPIC,
+                {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+                "context_management.edits[0].type",
+            ),
             (ANTHROPIC, {"messages": [{"role": "tool"}]}, "messages[0].role"),
             (ANTHROPIC, {"messages": [HI, HI, said("user", block("picture"))]}, "messages[2].content[0].type"),
             (ANTHROPIC, {"messages": [said("user", block("document"))]}, "messages[0].content[0].type"),
@@ -243,6 +254,7 @@ class TestRefused:
             (CHAT, {"tool_choice": "required"}, "tool_choice"),
             (CHAT, {"tool_choice": {"type": "function", "function": {"name": "ls"}}}, "tool_choice"),
             (CHAT, {"functions": [{}]}, "functions"),
+            (CHAT, {"web_search_options": {}}, "web_search_options"),
             (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type"),
             (CHAT, {"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
             (CHAT, {"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
@@ -274,6 +286,7 @@ class TestRefused:
         ("path", "fields"),
         [
             (ANTHROPIC, {"stop_sequences": [], "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}),
+            (ANTHROPIC, {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}),
             (CHAT, {"n": 1, "stop": None, "logprobs": False, "response_format": {"type": "text"}, "tools": []}),
             (
                 RESPONSES,
@@ -283,6 +296,20 @@ class TestRefused:
     )
     def test_not(self, path: str, fields: dict[str, Any]) -> None:
         assert read(path, HI, **fields) == read(path, HI)
+
+
+def test_what_clients_of_threads_look_for() -> None:
+    with pytest.raises(TapError) as caught:
+        read(ANTHROPIC, HI, thread={"type": "continue", "previous_message_id": "msg_1"})
+    status, body = DIALECTS[ANTHROPIC].error(caught.value, "req_1")
+    assert (status, json.loads(body)["error"]["details"]) == (400, {"error_code": "thread_unsupported_request"})
+
+
+def test_lines_of_events_end_where_the_standard_ends_them() -> None:
+    words = "one\u2028two\u2029three\u0085four\nfive\rsix"
+    raw = event({"text": words})
+    assert json.loads(raw.removeprefix(b"data: ")) == {"text": words}
+    assert raw.decode().splitlines() == raw.decode().split("\n")[:-1]
 
 
 def test_too_long_in_the_words_agents_look_for() -> None:

@@ -244,6 +244,43 @@ def test_turns_are_limited_with_tools_and_without(tools: tuple[ToolSpec, ...], t
     play(tmp_path, story, turns=3)
 
 
+def test_a_client_that_takes_one_call_at_a_time(tmp_path: Path) -> None:
+    async def story(client: Client) -> None:
+        two = spell("Both.", [("look", {"at": 1}), ("look", {"at": 2})])
+        answer = await client.ask([SYSTEM, TASK], two, one_call=True)
+        assert [call.arguments for call in answer.calls] == [{"at": 1}]
+        again = client.tap.read(client.tap.log_of("s")).turns[0].said
+        assert (again.text, again.calls) == (answer.text, answer.calls)
+        await client.ask([SYSTEM, TASK, back(answer), Result(answer.calls[0].id, "1")], spell("Done."))
+
+    client = play(tmp_path, story)
+    assert len(client.record().views) == 1
+    assert client.recovered().extra["retokenised"]["messages"] == 0
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_a_client_says_its_requests_are_for(named: bool, tmp_path: Path) -> None:
+    """Claude Code does, if it is asked to. Without that, a question that forks off looks like a rewind."""
+
+    async def story(client: Client) -> None:
+        def headers(what: str) -> dict[str, str]:
+            return {"x-claude-code-request-class": what} if named else {}
+
+        parts = await three_turns(client)
+        aside = await client.ask([*parts[:4], Text("user", "A word?")], spell("Word."), headers=headers("side_reply"))
+        assert aside.text == "Word."
+        await client.ask([*parts, Text("user", "All in all?")], spell("Looked."), headers=headers("compaction"))
+        await client.ask([*parts, Text("user", "Go on.")], spell("Done."), headers=headers("main"))
+
+    client = play(tmp_path, story)
+    kinds = lineage_of(client.session.contexts, client.session.parents).kinds
+    found = [kinds[turn.id] for turn in client.session.turns]
+    assert found[3:] == (["auxiliary", "summary", "main"] if named else ["auxiliary", "auxiliary", "main"])
+    assert [turn.purpose for turn in client.tap.read(client.tap.log_of("s")).turns][3:] == (
+        ["auxiliary", "summary", ""] if named else [""] * 3
+    )
+
+
 def test_a_prune(tmp_path: Path) -> None:
     async def story(client: Client) -> None:
         parts = await three_turns(client)

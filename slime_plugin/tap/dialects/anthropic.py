@@ -1,6 +1,6 @@
 """Anthropic's Messages API: ``/v1/messages`` and ``/v1/messages/count_tokens``.
 
-Not looked at, as no model sees it: cache marks, metadata, how much to think, betas, context management.
+Not looked at, as no model sees it: cache marks, metadata, how much to think, betas.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from slime_plugin.errors import printable
 from slime_plugin.tap.dialects.base import NOTHING, dump, event, write_arguments
 from slime_plugin.tap.dialects.conversation import Conversation, Memory
 from slime_plugin.tap.dialects.reading import Field, distinct, read_tool, something
-from slime_plugin.tap.messages import Answer, Call, Finish, Kind, Payload, TapError, TooLongError, ToolSpec
+from slime_plugin.tap.messages import Answer, Call, Finish, Kind, Payload, Reply, TapError, TooLongError, ToolSpec
 
 NOISE = "x-anthropic-billing-header:"
 """Begins a system block that the provider takes out before its model sees it; it changes between requests."""
@@ -49,13 +49,18 @@ class Anthropic:
         for message in conversation.unread(top["messages"]):
             _read_message(message, conversation)
             conversation.end()
+        parts = something(conversation.parts(), top["messages"])
+        if isinstance(parts[-1], Reply):
+            raise top["messages"].wrong("the last one is the assistant's; a conversation must end with a user message")
+        choice = top["tool_choice"]
         return Payload(
             model=top["model"].name(),
-            parts=something(conversation.parts(), top["messages"]),
+            parts=parts,
             tools=_read_tools(top["tools"], conversation.found),
             max_tokens=top["max_tokens"].count(),
             stream=top["stream"].flag(),
-            may_call=_may_call(top["tool_choice"]),
+            may_call=_may_call(choice),
+            one_call=choice.value is not None and choice["disable_parallel_tool_use"].flag(),
         )
 
     def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,6 +102,15 @@ class Anthropic:
 
 def _refuse_unknown(top: Field) -> None:
     """What cannot be honoured and must not be ignored."""
+    if top["thread"].value is not None:
+        why = "nothing is kept here between requests; send the whole conversation"
+        raise TapError("invalid", why, "thread", "thread_unsupported_request")
+    top["compaction"].unset("the context is the client's to edit, and summaries are asked for in words")
+    if top["context_management"].value is not None and top["context_management"]["edits"].value is not None:
+        for edit in top["context_management"]["edits"].each():
+            kept = edit["type"].text().startswith("clear_thinking_") and edit["keep"].value == "all"
+            if not kept:
+                raise edit["type"].wrong("the context is the client's to edit; only thoughts can be kept, all of them")
     top["stop_sequences"].unset("stop sequences are not supported: the policy ends its turn itself")
     top["output_format"].unset("answers in a given format are not supported: the policy is not constrained")
     if top["output_config"].value is not None:
@@ -148,6 +162,7 @@ def _read_message(message: Field, conversation: Conversation) -> None:
     role = message["role"].among(["user", "assistant", "system"])
     content = message["content"]
     if role == "system":
+        message["clear_at"].unset("what is said stays; leave it out of later requests instead")
         for text in _texts(content):
             conversation.said("system", text)
         return
@@ -249,6 +264,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
         "output_tokens": answer.sampled_tokens,
+        "output_tokens_details": {"thinking_tokens": answer.thought_tokens},
     }
 
 
@@ -256,8 +272,12 @@ def _error(error: TapError, request: str) -> dict[str, Any]:
     message = f"{error.param}: {error}" if error.param else str(error)
     if isinstance(error, TooLongError):
         message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
-    return {"type": "error", "error": {"type": ERRORS[error.kind][1], "message": message}, "request_id": request}
+    told: dict[str, Any] = {"type": ERRORS[error.kind][1], "message": message}
+    if error.code is not None:
+        told["details"] = {"error_code": error.code}
+    return {"type": "error", "error": told, "request_id": request}
 
 
 def _model(name: str) -> dict[str, Any]:
-    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    born = "1970-01-01T00:00:00Z"
+    return {"type": "model", "id": name, "display_name": name, "created_at": born, "lifecycle": "active"}

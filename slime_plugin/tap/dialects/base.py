@@ -16,6 +16,9 @@ MAX_DEPTH = 64
 
 NOTHING: Mapping[str, Any] = {}
 
+_LINE_ENDS = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029", "\u0085".encode(): b"\\u0085"}
+"""Where clients that go by Unicode and not by the standard of events would cut a line."""
+
 
 class Dialect(Protocol):
     """A wire format. It keeps no state: what it needs of the request to answer it, it is given back as ``echo``.
@@ -85,7 +88,10 @@ def dump(value: object) -> bytes:
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
     """A server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + dump(data) + b"\n\n"
+    text = dump(data)
+    for line_end, escaped in _LINE_ENDS.items():
+        text = text.replace(line_end, escaped)
+    return head + b"data: " + text + b"\n\n"
 
 
 def too_deep(value: object, limit: int = MAX_DEPTH) -> bool:

@@ -34,6 +34,7 @@ class Chat(OpenAI):
             max_tokens=top["max_tokens"].count() if limit is None else limit,
             stream=top["stream"].flag(),
             may_call=may_call(top["tool_choice"]),
+            one_call=top["parallel_tool_calls"].value is False,
         )
 
     def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -88,7 +89,8 @@ def _refuse_unknown(top: Field) -> None:
     top["logit_bias"].unset("the policy is sampled as it is")
     top["modalities"].unset("answers are text", ["text"])
     top["audio"].unset("answers are text")
-    top["web_search_options"].unset("nothing is searched from here")
+    if top["web_search_options"].value is not None:
+        raise top["web_search_options"].wrong("nothing is searched from here")
     for old in ("functions", "function_call"):
         top[old].unset("use tools and tool_choice instead")
     if top["response_format"].value is not None and (kind := top["response_format"]["type"]).text() != "text":

@@ -25,12 +25,14 @@ class OpenAI:
     """Base of the dialects of ``/v1/chat/completions`` and ``/v1/responses``."""
 
     keep_alive = b": keep-alive\n\n"
+    conversation = "messages"
+    """The field that has it."""
 
     def count(self, tokens: int) -> bytes:
         return dump({"object": "response.input_tokens", "input_tokens": tokens})
 
     def error(self, error: TapError, request: str) -> tuple[int, bytes]:
-        return ERRORS[error.kind][0], dump({"error": error_object(error)})
+        return ERRORS[error.kind][0], dump({"error": error_object(error, self.conversation)})
 
     def headers(self, request: str) -> dict[str, str]:
         return {"x-request-id": request}
@@ -42,16 +44,17 @@ class OpenAI:
         return dump(_model(name))
 
 
-def error_object(error: TapError) -> dict[str, Any]:
-    _, kind, code = ERRORS[error.kind]
+def error_object(error: TapError, conversation: str = "messages") -> dict[str, Any]:
+    """``conversation`` is the field that has it."""
+    _, kind, usual = ERRORS[error.kind]
     message, param = f"{error.param}: {error}" if error.param else str(error), error.param
     if isinstance(error, TooLongError):
         message = (
             f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
             f"{error.tokens} tokens. Please reduce the length of the messages."
         )
-        param = "messages"
-    return {"message": message, "type": kind, "param": param, "code": code}
+        param = conversation
+    return {"message": message, "type": kind, "param": param, "code": error.code or usual}
 
 
 def may_call(choice: Field) -> bool:

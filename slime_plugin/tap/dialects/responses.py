@@ -27,6 +27,8 @@ ORDER = {"reasoning": 0, "message": 1, "function_call": 2}
 
 
 class Responses(OpenAI):
+    conversation = "input"
+
     def read(self, body: Mapping[str, Any], memory: Memory | None = None) -> Payload:
         top = Field(body)
         _refuse_unknown(top)
@@ -43,6 +45,7 @@ class Responses(OpenAI):
             max_tokens=top["max_output_tokens"].count(),
             stream=top["stream"].flag(),
             may_call=may_call(top["tool_choice"]),
+            one_call=top["parallel_tool_calls"].value is False,
         )
 
     def echo(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -66,7 +69,7 @@ class Responses(OpenAI):
             yield event(fields | {"sequence_number": number}, fields["type"])
 
     def error_event(self, error: TapError, request: str) -> bytes:
-        fields = error_object(error)
+        fields = error_object(error, self.conversation)
         return event({**fields, "type": "error", "sequence_number": 0, "error": fields}, "error")
 
 
@@ -101,6 +104,8 @@ def _read_tools(tools: Field) -> tuple[ToolSpec, ...]:
 def _read_items(items: Iterator[Field], conversation: Conversation) -> None:
     last = -1  # place of the item before in ORDER, if it is the assistant's
     for item in items:
+        if item["type"].value == "item_reference":
+            raise item["type"].wrong("nothing is kept here between requests; set store to false, and send items whole")
         kind = "message" if item["type"].value is None else item.block([*ORDER, "function_call_output"])
         role = item["role"].among(["system", "developer", "user", "assistant"]) if kind == "message" else None
         if kind == "function_call_output":
@@ -160,7 +165,7 @@ def _finished(answer: Answer, echo: Mapping[str, Any]) -> dict[str, Any]:
         "instructions": None,
         "metadata": {},
         "model": answer.model,
-        "output": list(_items(answer)),
+        "output": _items(answer, "incomplete" if cut else "completed"),
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "store": False,
@@ -177,18 +182,24 @@ def _finished(answer: Answer, echo: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _items(answer: Answer) -> Iterator[dict[str, Any]]:
+def _items(answer: Answer, last: str) -> list[dict[str, Any]]:
+    """``last`` is the status of the last of them."""
+    items: list[dict[str, Any]] = []
     if answer.thought:
         content: list[dict[str, Any]] = [{"type": "reasoning_text", "text": answer.thought}]
         head = {"type": "reasoning", "id": f"rs_{answer.id}", "status": "completed"}
-        yield {**head, "summary": [], "content": content, "encrypted_content": answer.id}
+        items.append({**head, "summary": [], "content": content, "encrypted_content": answer.id})
     if answer.text:
         content = [{"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}]
         head = {"type": "message", "id": f"msg_{answer.id}", "status": "completed"}
-        yield {**head, "role": "assistant", "content": content}
+        items.append({**head, "role": "assistant", "content": content})
     for index, call in enumerate(answer.calls):
         head = {"type": "function_call", "id": f"fc_{answer.id}_{index}", "status": "completed"}
-        yield {**head, "call_id": call.id, "name": call.name, "arguments": write_arguments(call.arguments)}
+        arguments = write_arguments(call.arguments)
+        items.append({**head, "call_id": call.id, "name": call.name, "arguments": arguments})
+    if items:
+        items[-1]["status"] = last
+    return items
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -53,6 +53,7 @@ class ClaudeCodeDriver(Driver[ClaudeCode]):
             "API_TIMEOUT_MS": DAY,  # the limit on a rollout is ours
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": DAY,
             "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",
+            "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",  # each request says what it is for
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_TELEMETRY": "1",
             "DISABLE_ERROR_REPORTING": "1",

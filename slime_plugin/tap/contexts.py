@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from slime_plugin.bridge.chat.base import Chat
 from slime_plugin.tap.dialects.conversation import REMEMBERED
-from slime_plugin.tap.messages import Part, Payload, Reply, Result, Text
+from slime_plugin.tap.messages import Part, Payload, Reply, Result, Text, ToolSpec
 from slime_plugin.tap.pieces import Piece, Renderer, Turn, meaning
 
 
@@ -41,16 +41,15 @@ class Node:
         return [node.piece for node in self.path() if node.piece is not None]
 
     def tokens(self) -> list[int]:
-        tokens: list[int] = []
-        for piece in self.pieces():
-            tokens.extend(piece.tokens)
-        return tokens
+        return _tokens(self.pieces())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Placed:
     """A request that has its place."""
 
+    begins: tuple[str, tuple[ToolSpec, ...]]
+    """Its system message and its tools."""
     top: Node
     """Of its head."""
     parts: list[Part]
@@ -64,14 +63,20 @@ class _Placed:
         if self.top is not top:
             return 0
         most = len(self.parts) if self.thoughts == thoughts else min(self.thoughts, thoughts)
-        pairs = enumerate(zip(self.parts[:most], parts, strict=False))
-        return next((i for i, (one, other) in pairs if one is not other), min(most, len(parts)))
+        return min(most, self.common(parts))
+
+    def common(self, parts: list[Part]) -> int:
+        """How many parts at the beginning are the very same objects."""
+        pairs = enumerate(zip(self.parts, parts, strict=False))
+        return next((i for i, (one, other) in pairs if one is not other), min(len(self.parts), len(parts)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """The context of a request, before it has its place."""
 
+    begins: tuple[str, tuple[ToolSpec, ...]]
+    """Its system message and its tools."""
     head: Piece | None
     parts: list[Part]
     thoughts: int
@@ -94,7 +99,7 @@ class Found:
         return [*begun, *self.fresh]
 
     def tokens(self) -> list[int]:
-        return [token for piece in self.pieces() for token in piece.tokens]
+        return _tokens(self.pieces())
 
 
 class Contexts:
@@ -111,16 +116,22 @@ class Contexts:
         self._sampled_at: dict[int, list[Turn]] = {}
         self._placed: deque[_Placed] = deque(maxlen=REMEMBERED)
 
+    def news(self, payload: Payload) -> int:
+        """How much of a request has to be tokenised, in characters, if not less."""
+        system, rest = _split(payload)
+        known = any(placed.begins == (system, payload.tools) for placed in self._placed)
+        same = max((placed.common(rest) for placed in self._placed), default=0)
+        return sum(len(part.text) for part in rest[same:]) + (0 if known else payload.size)
+
     def find(self, payload: Payload) -> Found:
         """The context of a request. Nothing of it is kept: it may be too long, or only be counted."""
-        first, *rest = payload.parts or (Text("system", ""),)
-        if not (isinstance(first, Text) and first.role == "system"):
-            first, rest = Text("system", ""), [first, *rest]
-        head = self.renderer.head(first.text, payload.tools)
+        system, rest = _split(payload)
+        head = self.renderer.head(system, payload.tools)
         thoughts = 0 if self._keep_thoughts else _last_question(rest) + 1
         top = self.root if head is None else self.root.children.get(head.key)
         extends, same = self._placed_before(top, rest, thoughts)
-        found = Found(head, rest, thoughts, extends, [] if extends is None else extends.nodes[:same])
+        known = [] if extends is None else extends.nodes[:same]
+        found = Found((system, payload.tools), head, rest, thoughts, extends, known)
         node = found.nodes[-1] if found.nodes else top
         for i, part in enumerate(rest[same:], same):
             if isinstance(part, Text):
@@ -144,7 +155,7 @@ class Contexts:
             nodes.append(self.add(nodes[-1] if nodes else top, piece))
         if found.extends is not None and found.extends in self._placed:
             self._placed.remove(found.extends)
-        self._placed.append(_Placed(top, found.parts, found.thoughts, nodes))
+        self._placed.append(_Placed(found.begins, top, found.parts, found.thoughts, nodes))
         return nodes[-1] if nodes else top
 
     def _placed_before(self, top: Node | None, parts: list[Part], thoughts: int) -> tuple[_Placed | None, int]:
@@ -203,6 +214,21 @@ class Contexts:
         """Tokens of the messages of the assistant's that no turn was found for."""
         found = [node.piece for node in self.nodes if node.piece is not None and node.piece.role == "assistant"]
         return list({piece.key: piece.tokens for piece in found if piece.turn is None}.values())
+
+
+def _tokens(pieces: list[Piece]) -> list[int]:
+    tokens: list[int] = []
+    for piece in pieces:
+        tokens.extend(piece.tokens)
+    return tokens
+
+
+def _split(payload: Payload) -> tuple[str, list[Part]]:
+    """The system message, which is empty if there is none, and the rest."""
+    first, *rest = payload.parts or (Text("system", ""),)
+    if isinstance(first, Text) and first.role == "system":
+        return first.text, rest
+    return "", [first, *rest]
 
 
 def _last_question(parts: list[Part]) -> int:

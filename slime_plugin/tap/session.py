@@ -41,7 +41,7 @@ MOST_AT_ONCE = 32
 MOST_ASIDE = 8
 """How often more than ``rollout.turns`` says a session may ask in all: titles, summaries, hang-ups."""
 HEAVY = 2**16
-"""Bytes of a request from which on it is tokenised in a thread: other sessions do not wait for it."""
+"""Characters of a request that are new, from which on it is tokenised in a thread: other sessions do not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class TapSession(History):
         if len(payload.parts) > self._limits.context_tokens:  # each of them is a token at least
             raise TooLongError(len(payload.parts), self._limits.context_tokens)
         try:
-            if payload.size > HEAVY:
+            if payload.size > HEAVY and self.contexts.news(payload) > HEAVY:
                 found = await asyncio.to_thread(self.contexts.find, payload)
             else:
                 found = self.contexts.find(payload)

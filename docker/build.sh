@@ -9,6 +9,7 @@ usage: docker/build.sh cpu|slime [TAG]
   slime   slime with this package: training on GPUs
 TAG is the name of the image (default: memorywalker:cpu or memorywalker:slime).
 PIP_EXTRA_INDEX_URL, if it is set, is handed on; see pytorch.org for where a CPU build of torch is.
+HARNESSES, if it is set ("claude opencode"), names the agents that the slime image is to have.
 TEXT
 }
 [[ ${1:-} == -h || ${1:-} == --help ]] && usage && exit
@@ -23,4 +24,5 @@ while IFS= read -r line; do
   [[ $line == [A-Z]*=* ]] && versions+=(--build-arg "$line")
 done <docker/versions.env
 [[ -n ${PIP_EXTRA_INDEX_URL:-} ]] && versions+=(--build-arg "PIP_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL")
+[[ -n ${HARNESSES:-} && $1 == slime ]] && versions+=(--build-arg "HARNESSES=$HARNESSES")
 exec "${DOCKER:-docker}" build "${versions[@]}" -f "docker/$1.Dockerfile" -t "${2:-memorywalker:$1}" .

@@ -38,4 +38,11 @@ RUN pip install --no-cache-dir --no-deps -e . \
  && python3 -c "import slime, bm25s, tensorboardX, slime_plugin.hooks.rollout" \
  && python3 docker/check_image.py sglang="$SLIME_SGLANG" torch="$SLIME_TORCH" numpy="$SLIME_NUMPY" \
       transformers="$SLIME_TRANSFORMERS"
+
+# The agents of the black-box cells, if they are wanted: HARNESSES="claude opencode" docker/build.sh slime
+ARG HARNESSES
+RUN if [[ -n "$HARNESSES" ]]; then \
+      apt-get update && apt-get install --yes --no-install-recommends nodejs npm && rm -rf /var/lib/apt/lists/* \
+      && read -ra names <<<"$HARNESSES" && launch/harnesses.sh "${names[@]}"; \
+    fi
 CMD ["bash"]

@@ -34,9 +34,10 @@ cost: .venv
 rollouts: .venv
 	.venv/bin/python -m benchmarks.bridge
 
-# What the tap adds to a request; two minutes.
+# What the tap adds to a request; five minutes.
 tap: .venv
 	.venv/bin/python -m benchmarks.tap
+	.venv/bin/python -m benchmarks.tap_engine
 
 # Where the time of the quick start goes; two minutes.
 loop: .venv

@@ -4,7 +4,7 @@ Two contexts of one conversation are compared piece by piece. What was put behin
 of everything else the roles say what happened:
 
 =================  ====================================================================================================
-``compaction``     turns or tool results left, and text stands in their place, or the turn that sums them up
+``compaction``     turns left; or tool results did, and text that is none stands in their place
 ``prune``          tool results were replaced by other text, or left without anything in their place
 ``template_strip``  the thoughts of earlier turns were taken out
 ``drift``          a turn came back as something that does not mean the same, or the system message or tools changed
@@ -17,13 +17,14 @@ Three more causes are not breaks of one conversation: ``subagent`` and ``auxilia
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal
 
-from slime_plugin.tap.pieces import Piece
+from slime_plugin.tap.pieces import Piece, Turn
 
 Cause = Literal["compaction", "prune", "template_strip", "drift", "subagent", "auxiliary", "retry", "unknown"]
 
@@ -57,22 +58,52 @@ class Break:
 
 def explain(before: Sequence[Piece], after: Sequence[Piece]) -> Break:
     """``before`` is the context that the last turn ended, ``after`` the prompt of the next."""
-    was, now = _comparable(before, after)
-    changes = [op for op in SequenceMatcher(None, was, now, autojunk=False).get_opcodes() if op[0] != "equal"]
-    if changes and changes[-1][2] == len(before):  # what is beyond the end of the older one is growth
-        tag, a, b, c, d = changes.pop()
+    common = _common_turns(before, after)
+    spans = list(_differences(before, after, common))
+    if spans and spans[-1][1] == len(before):  # what is beyond the end of the older one is growth
+        a, b, c, d = spans.pop()
         if a < b:
-            changes.append((tag, a, b, c, min(d, c + b - a)))
-    removed = [piece for _, start, stop, _, _ in changes for piece in before[start:stop]]
-    inserted = [piece for _, _, _, start, stop in changes for piece in after[start:stop]]
-    pairs = [(before[a:b], after[c:d]) for _, a, b, c, d in changes]
-    cause: Cause = "compaction" if stands_for_the_rest(before, after) else _cause(pairs, removed, inserted)
-    return Break(cause, _tokens(removed), _tokens(inserted))
+            spans.append((a, b, c, min(d, c + b - a)))
+    changes = [(before[a:b], after[c:d]) for a, b, c, d in spans]
+    other = [len(after[j].tokens) - len(before[i].tokens) for i, j in common]  # turns without their thoughts, or with
+    return Break(
+        _cause(changes, stripped=any(other)),
+        sum(_tokens(gone) for gone, _ in changes) - sum(more for more in other if more < 0),
+        sum(_tokens(new) for _, new in changes) + sum(more for more in other if more > 0),
+    )
+
+
+def _common_turns(before: Sequence[Piece], after: Sequence[Piece]) -> list[tuple[int, int]]:
+    """Where both contexts have the same turns: as many of them as come in the same order."""
+    places = {piece.turn.id: i for i, piece in enumerate(after) if piece.turn is not None}
+    ends: list[int] = []  # the smallest place that a row of each length ends with
+    rows: list[list[tuple[int, int]]] = []
+    for i, piece in enumerate(before):
+        place = None if piece.turn is None else places.get(piece.turn.id)
+        if place is not None:
+            length = bisect_left(ends, place)
+            row = [*(rows[length - 1] if length else ()), (i, place)]
+            ends[length : length + 1], rows[length : length + 1] = [place], [row]
+    return rows[-1] if rows else []
+
+
+def _differences(
+    before: Sequence[Piece], after: Sequence[Piece], common: list[tuple[int, int]]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Where they differ, on either side. A turn is itself wherever it is: what stands between two of them is compared
+    with what stands between the same two."""
+    start = begin = 0
+    for stop, end in [*common, (len(before), len(after))]:
+        was, now = _comparable(before[start:stop], after[begin:end])
+        for tag, a, b, c, d in SequenceMatcher(None, was, now, autojunk=False).get_opcodes():
+            if tag != "equal":
+                yield start + a, start + b, begin + c, begin + d
+        start, begin = stop + 1, end + 1
 
 
 def _comparable(before: Sequence[Piece], after: Sequence[Piece]) -> tuple[list[Hashable], list[Hashable]]:
-    """What the pieces are compared by. Finding out which of many equal pieces is which takes cubic time: then the
-    first is the first, and so on."""
+    """What pieces are compared by. Finding out which of many equal pieces is which takes cubic time: then the first is
+    the first, and so on."""
     sides: list[list[Hashable]] = [[piece.key for piece in side] for side in (before, after)]
     was, now = (Counter(side) for side in sides)
     if sum(number * now[key] for key, number in was.items()) > MOST_PAIRS:
@@ -99,19 +130,20 @@ def stands_for_the_rest(before: Sequence[Piece], after: Sequence[Piece]) -> bool
     )
 
 
-def _cause(pairs: list[tuple[Sequence[Piece], Sequence[Piece]]], gone: list[Piece], new: list[Piece]) -> Cause:
-    heads = [piece for piece in (*gone, *new) if piece.role == "head"]
-    gone, new = ([piece for piece in side if piece.role != "head"] for side in (gone, new))
+def _cause(changes: list[tuple[Sequence[Piece], Sequence[Piece]]], *, stripped: bool) -> Cause:
+    everything = [[piece for change in changes for piece in change[side]] for side in (0, 1)]
+    gone, new = ([piece for piece in side if piece.role != "head"] for side in everything)
     if not gone and not new:
-        return "drift" if heads else "unknown"
-    if new and all(piece.turn is not None and not piece.thought for piece in new) and len(new) == len(gone):
-        return "template_strip"
-    if all(piece.role == "tool" for piece in gone) and all(piece.role == "tool" for piece in new) and gone:
-        return "prune"
-    if all(_drifted(was, now) for was, now in pairs):
+        return "drift" if any(everything) else "template_strip" if stripped else "unknown"
+    if gone and all(piece.turn is not None and _is_silent(piece.turn) for piece in gone):
         return "drift"
-    said = [piece for piece in gone if piece.turn is not None or piece.role in ("tool", "assistant")]
-    if said:
+    if gone and all(piece.role == "tool" for piece in (*gone, *new)):
+        return "prune"
+    if all(_drifted(was, now) for was, now in changes):
+        return "drift"
+    if any(piece.turn is not None for piece in gone):
+        return "compaction"
+    if any(piece.role in ("tool", "assistant") for piece in gone):
         return "compaction" if new else "prune"
     return "unknown"
 
@@ -119,13 +151,15 @@ def _cause(pairs: list[tuple[Sequence[Piece], Sequence[Piece]]], gone: list[Piec
 def _drifted(was: Sequence[Piece], now: Sequence[Piece]) -> bool:
     """A turn stands there in other words, with its results perhaps; or a turn that said nothing was left out."""
     was, now = ([piece for piece in side if piece.role != "head"] for side in (was, now))
-    turns = [piece for piece in was if piece.turn is not None]
+    turns = [piece.turn for piece in was if piece.turn is not None]
     if not now:
-        return bool(turns) and all(
-            not piece.turn.said.text and not piece.turn.said.calls for piece in was if piece.turn
-        )
+        return bool(turns) and all(_is_silent(turn) for turn in turns)
     same_roles = [piece.role for piece in was] == [piece.role for piece in now][: len(was)]
     return bool(turns) and same_roles and all(piece.role in ("assistant", "tool") for piece in now)
+
+
+def _is_silent(turn: Turn) -> bool:
+    return not turn.said.text and not turn.said.calls
 
 
 def _tokens(pieces: Sequence[Piece]) -> int:

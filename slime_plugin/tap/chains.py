@@ -118,7 +118,7 @@ class Chains:
         grown = self._growth(way)
         if not later or any(user.id not in grown for id in grown for user in self._holders.get(id, ())):
             return False
-        if any(other.at == way.at for other in later):
+        if any(other.at == way.at and self.last_use(other) > self.last_use(way) for other in later):
             return True
         reworded = any(self._stands_in(way, other) for other in later)
         return len(grown) == 1 and bool(way.said.text) and not way.said.calls and not reworded

@@ -102,7 +102,8 @@ class _Thread:
             else:
                 line.breaks.append(explain(*self._sides(line.chains[-1], chain)))
             line.chains.append(chain)
-        self.kinds |= {turn.id: "summary" for chain in chains for turn in chain.turns if turn.purpose == "summary"}
+        for turn in (turn for chain in chains for turn in chain.turns if turn.purpose == "summary"):
+            self.kinds.setdefault(turn.id, "summary")
         for line in self.lines:
             for before, after, found in zip(line.chains[:-1], line.chains[1:], line.breaks, strict=True):
                 if found.cause == "compaction":
@@ -110,13 +111,15 @@ class _Thread:
         return self.lines
 
     def _kind(self, chain: Chain, *, aside: bool) -> Kind:
-        if self.main is None and not aside:
+        if aside:
+            return "auxiliary"
+        if self.main is None:
             return "subagent" if self.worker else "main"
         return "subagent" if chain.forked is None and chain.turns[0].tools else "auxiliary"
 
     def _continued(self, chain: Chain) -> Line | None:
-        """The conversation whose context this one takes the place of."""
-        ended = [line for line in self.lines if line.chains[-1].last < chain.first]
+        """The conversation whose context this one takes the place of. A title or a summary has none."""
+        ended = [line for line in self.lines if line.kind != "auxiliary" and line.chains[-1].last < chain.first]
         if chain.forked is not None:
             if not self.chains.replaces(chain):
                 return None

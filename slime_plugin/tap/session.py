@@ -236,7 +236,7 @@ class TapSession(History):
         number, self._number = self._number, self._number + 1
         prompt = [*found.tokens(), *self._chat.open_turn()]
         generation = await self._generate(Request(prompt, most, self.id, self._seed_of(found), None, stop))
-        if generation.finish == "abort" or not generation.tokens:
+        if generation.finish == "abort" or stop.is_set() or not generation.tokens:  # nobody is there to be told
             self._hung_up += 1
             self._lose("cancelled" if stop.is_set() else "aborted", len(generation.tokens))
             raise TapError("overloaded", "the turn was aborted; ask again")

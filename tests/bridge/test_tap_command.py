@@ -184,7 +184,7 @@ def test_an_interrupt_ends_the_agent_and_keeps_what_it_did(server: Server, tmp_p
     ("arguments", "words"),
     [
         (["run", "--harness", "opncode", "--task", "x", "--out", "{out}"], "opncode"),
-        (["run", "--harness", "claude_code", "--task", "x", "--out", "{out}"], "model"),
+        (["run", "--harness", AGENT, "--task", "x", "--out", "{out}", "harness.corpus=README.md"], "model"),
         (["serve", CELL, "--logs", "{out}", "--host", "0.0.0.0"], "where other machines reach it"),
         (["recover", "README.md", "--config", CELL, "--out", "{out}"], "no log of the tap"),
     ],

@@ -222,12 +222,14 @@ def test_a_summary_that_comes_back_as_the_turn_it_was(tail: tuple[Part, ...], tm
     assert record.meta.extra["retokenised"] == {"messages": 0, "tokens": 0}
 
 
-def test_a_window_over_the_last_turns_is_no_compaction(tmp_path: Path) -> None:
+def test_a_window_over_the_last_turns(tmp_path: Path) -> None:
     async def story(client: Client) -> None:
         parts = await three_turns(client)
         await client.ask([*parts[:2], *parts[4:]], spell("Done."))
 
-    assert play(tmp_path, story).causes() == ["prune"]
+    client = play(tmp_path, story)
+    assert client.causes() == ["compaction"]
+    assert {*lineage_of(client.session.contexts, client.session.parents).kinds.values()} == {"main"}
 
 
 @pytest.mark.parametrize("tools", [TOOLS, ()])

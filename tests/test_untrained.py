@@ -49,7 +49,7 @@ def test_they_are_told_of(running: Record, tmp_path: Path) -> None:
     (path := tmp_path / "record.json").write_text(dump_record(record), encoding="utf-8")
     said = run("layout", str(path), "--method", "mask4d").stdout
     assert "trained 9 of 13 sampled tokens; not trained: 4 cancelled" in said
-    (total,) = [summarise([record])["total"]]
+    total = summarise([record])["total"]
     assert total["sampled"] == 13
     assert {name: part["lost"].get("cancelled") for name, part in total["methods"].items()} == dict.fromkeys(
         total["methods"], 4

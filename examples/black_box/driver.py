@@ -12,6 +12,7 @@ from pydantic import Field
 
 from slime_plugin.config.frozen import File
 from slime_plugin.config.harness import BlackBox
+from slime_plugin.errors import ConfigError
 from slime_plugin.tap.drivers import Driver, Errand, Launch
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -34,6 +35,8 @@ class FoldingAgentDriver(Driver[FoldingAgent]):
 
     def prepare(self, errand: Errand, home: Path, work: Path) -> Launch:
         settings = self.settings
+        if not settings.corpus.is_file():  # whatever is wrong here is told before the first rollout
+            raise ConfigError(f"harness.corpus: there is no file {settings.corpus}")
         env = {"OPENAI_BASE_URL": f"{errand.url}/v1", "OPENAI_API_KEY": errand.token}
         limits = ("--turns", str(errand.turns), "--turn-tokens", str(errand.turn_tokens))
         argv = (str(self.program()), "-I", str(AGENT), str(settings.corpus.resolve()))

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 _EVERY = 10.0
 """Seconds between two lines of progress where there is no terminal."""
 
+ENGINE = click.option(
+    "--engine", metavar="URL", help="An SGLang server or router that runs already.  [default: engine.url]"
+)
+
 
 @click.command()
 @CONFIG
@@ -43,7 +47,7 @@ _EVERY = 10.0
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the run.")
 @click.option("--questions", type=click.IntRange(min=1), help="Only the first N questions.  [default: all]")
 @click.option("--samples", type=click.IntRange(min=1), help="Rollouts per question.  [default: rollout.samples]")
-@click.option("--engine", metavar="URL", help="An SGLang server or router that runs already.  [default: engine.url]")
+@ENGINE
 def rollout(
     config: Path,
     overrides: tuple[str, ...],
@@ -64,9 +68,7 @@ def rollout(
     cell = load_cell(config, overrides)
     if samples is not None:
         cell = cell.model_copy(update={"rollout": cell.rollout.model_copy(update={"samples": samples})})
-    if engine is not None:
-        there = parse_config({**cell.engine.model_dump(), "url": engine}, Engine, "--engine")
-        cell = cell.model_copy(update={"engine": there})
+    cell = with_engine(cell, engine)
     check_installed("rollout", "aiohttp", "bm25s", "orjson", "tokenizers")
     with as_mistakes_of(config):
         try:
@@ -82,6 +84,14 @@ def rollout(
         reasons = f"; {log} has the reasons" if log.exists() else ""
         click.echo(f"{numbers} of {tally.total} rollouts; call the command again to go on{reasons}", err=True)
     sys.exit(130 if tally.interrupted else 1 if any(left.values()) else 0)
+
+
+def with_engine(cell: Cell, url: str | None) -> Cell:
+    """The cell with the engine of the command line, if there is one."""
+    if url is None:
+        return cell
+    there = parse_config({**cell.engine.model_dump(), "url": url}, Engine, "--engine")
+    return cell.model_copy(update={"engine": there})
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,11 @@ import click
 from slime_plugin.cli.config import CONFIG, OVERRIDES
 from slime_plugin.cli.inputs import check_installed
 from slime_plugin.cli.output import console
-from slime_plugin.cli.rollout import as_mistakes_of, interrupts, log_file, open_engine
+from slime_plugin.cli.rollout import ENGINE, as_mistakes_of, interrupts, log_file, open_engine, with_engine
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.frozen import parse_config, read_yaml
+from slime_plugin.config.frozen import read_yaml
 from slime_plugin.config.harness import BLACK_BOXES, BlackBox, Train
 from slime_plugin.config.overrides import load_cell, merged, parse_cell
-from slime_plugin.config.rollout import Engine
 from slime_plugin.record import Meta, Record, StoreWriter, scan_store
 from slime_plugin.report.terminal import draw_staircase
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 STORE = "rollouts.records"
 """What the rollouts of a served folder are written to."""
-ENGINE = click.option(
-    "--engine", metavar="URL", help="An SGLang server or router that runs already.  [default: engine.url]"
-)
 
 
 @click.group()
@@ -64,11 +61,11 @@ def serve(
     """Serve any client until interrupted.
 
     Opens a rollout for every --session and prints its token; rollouts of which --logs has an unfinished log go on, with
-    the tokens that their clients have. When it is interrupted, records of all of them are added to rollouts.records in
-    that folder.
+    the tokens that their clients have (with the same --port, nobody has to be told). When it is interrupted, records of
+    all of them are added to rollouts.records in that folder.
     """
     _check()
-    cell = _with_engine(load_cell(config, overrides), engine)
+    cell = with_engine(load_cell(config, overrides), engine)
     with as_mistakes_of(config):
         try:
             asyncio.run(_serve(cell, logs, names, (host, port, public)))
@@ -86,7 +83,9 @@ async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[s
     settings = Settings(host=host, port=port, public=public)
     server, black_box = _tap(cell, logs)
     logs.mkdir(parents=True, exist_ok=True)
-    unfinished = [path for path in sorted(logs.glob(f"*{SUFFIX}")) if not is_ended(path)]
+    there = sorted(logs.glob(f"*{SUFFIX}"))
+    unfinished = [path for path in there if not is_ended(path)]
+    wanted = _wanted(names, server, bool(unfinished))
     async with AsyncExitStack() as stack:
         listening = await stack.enter_async_context(Listening(server, settings))  # a port that is taken is told first
         stack.enter_context(log_file(logs / "tap.log"))
@@ -95,7 +94,7 @@ async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[s
         for path in unfinished:
             session = server.reopen(path, engine)
             click.echo(f"session {session.id} goes on after {len(session.turns)} turns, with the token it has")
-        for name in names or (() if unfinished else ("rollout",)):
+        for name in wanted:
             session, token = server.open(name, engine)
             click.echo(f"session {session.id}, token {token}")
             click.echo(f"  ANTHROPIC_BASE_URL={listening.url} ANTHROPIC_AUTH_TOKEN={token}")
@@ -108,6 +107,19 @@ async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[s
             server.close(session)
             await session.close({"status": "closed"})
     _write([_recovered(session, black_box.train) for session in sessions if session.turns], logs / STORE)
+
+
+def _wanted(names: tuple[str, ...], server: Tap, goes_on: bool) -> tuple[str, ...]:
+    """The rollouts to open, whose names are free. Without any, and if none goes on, there is one all the same."""
+    taken = [name for i, name in enumerate(names) if name in names[:i] or server.log_of(name).exists()]
+    if taken:
+        raise click.BadParameter(
+            f"there is a rollout {taken[0]!r} already; choose another name", param_hint="--session"
+        )
+    if names or goes_on:
+        return names
+    free = (f"rollout-{number}" for number in count())
+    return (next(name for name in free if not server.log_of(name).exists()),)
 
 
 @tap.command()
@@ -132,6 +144,8 @@ def _recover(cell: Cell, logs: tuple[Path, ...], out: Path) -> None:
 
     server, black_box = _tap(cell, Path())
     paths = [file for path in logs for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
+    if not paths:
+        raise click.UsageError(f"there is no *{SUFFIX} in {', '.join(map(str, logs))}")
     histories = [server.read(path) for path in paths]
     _write([_recovered(history, black_box.train) for history in histories if history.turns], out)
 
@@ -164,7 +178,7 @@ def run(
     _check()
     given = {} if config is None else read_yaml(config)
     value = merged(given, {"harness": {"type": harness}})
-    cell = _with_engine(parse_cell(value, overrides, str(config or "the command line")), engine)
+    cell = with_engine(parse_cell(value, overrides, str(config or "the command line")), engine)
     try:
         record = asyncio.run(_run(cell, task, answers, out))
     except asyncio.CancelledError:
@@ -218,9 +232,8 @@ def _recovered(history: History, train: Train) -> Record:
     from slime_plugin.tap.recovery import recover
 
     found = recover(history.contexts, history.parents, history.lost, train.model_dump())
-    versions = [version for turn in history.turns for version, _ in turn.generation.weights]
-    version = versions[-1] if versions else None
-    return found.record(Meta(id=history.id, harness="tap", weight_version=version, extra=found.extra))
+    meta = Meta(id=history.id, harness="tap", weight_version=history.weight_version, extra=found.extra)
+    return found.record(meta)
 
 
 def _write(records: list[Record], out: Path) -> None:
@@ -228,16 +241,9 @@ def _write(records: list[Record], out: Path) -> None:
         for record in records:
             store.append(record)
     number = f"{len(records)} record{'s' * (len(records) != 1)}"
-    click.echo(f"wrote {number} to {out}; memorywalker record show {out}", err=True)
-
-
-def _with_engine(cell: Cell, url: str | None) -> Cell:
-    if url is None:
-        return cell
-    return cell.model_copy(
-        update={"engine": parse_config({**cell.engine.model_dump(), "url": url}, Engine, "--engine")}
-    )
+    hint = f"; memorywalker record list {out}" if records else ""
+    click.echo(f"wrote {number} to {out}{hint}", err=True)
 
 
 def _check() -> None:
-    check_installed("tap", "aiohttp", "orjson", "starlette", "tokenizers", "uvicorn")
+    check_installed("tap", "aiohttp", "h11", "orjson", "starlette", "tokenizers", "uvicorn")

@@ -145,16 +145,15 @@ def _numbers(counts: Counts) -> str:
 
 def _told(record: Record) -> Iterator[str]:
     """What else a record says of its rollout: conversations, where there are several, and tokens that nobody trains."""
-    conversations = record.meta.extra.get("conversations", ())
-    if isinstance(conversations, list) and len(conversations) > 1:
-        parts = [
-            f"{printable(one['name'], 40)} ({_some(one['turns'], 'turn')}, {_some(one['contexts'], 'context')})"
-            for one in conversations
-        ]
-        yield f"conversations: {', '.join(parts)}"
+    told = record.meta.extra.get("conversations")
+    conversations = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    if len(conversations) > 1:
+        sizes = [f"{_some(one.get('turns'), 'turn')}, {_some(one.get('contexts'), 'context')}" for one in conversations]
+        names = [printable(one.get("name"), 40) for one in conversations]
+        yield "conversations: " + ", ".join(f"{name} ({size})" for name, size in zip(names, sizes, strict=True))
     if record.untrained:
         yield "not trained: " + ", ".join(f"{number} {printable(cause)}" for cause, number in record.untrained.items())
 
 
-def _some(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _some(number: object, what: str) -> str:
+    return f"{printable(number, 20)} {what}{'s' * (number != 1)}"

@@ -11,8 +11,7 @@ of everything else the roles say what happened:
 ``unknown``        anything else
 =================  ====================================================================================================
 
-Three more causes are not breaks of one conversation: ``subagent`` and ``auxiliary``, where another one goes on, and
-``retry``, where a turn was sampled again.
+Two more causes are no breaks of one conversation: with ``subagent`` and ``auxiliary`` another one goes on.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Literal
 
-from slime_plugin.tap.pieces import Piece, Turn
+from slime_plugin.tap.pieces import Piece
 
-Cause = Literal["compaction", "prune", "template_strip", "drift", "subagent", "auxiliary", "retry", "unknown"]
+Cause = Literal["compaction", "prune", "template_strip", "drift", "subagent", "auxiliary", "unknown"]
 
 EDIT_KINDS: dict[Cause, str] = {
     "compaction": "compact",
@@ -35,7 +34,6 @@ EDIT_KINDS: dict[Cause, str] = {
     "drift": "unknown",
     "subagent": "switch",
     "auxiliary": "switch",
-    "retry": "switch",
     "unknown": "unknown",
 }
 """The kind of edit that a record calls each."""
@@ -131,15 +129,16 @@ def stands_for_the_rest(before: Sequence[Piece], after: Sequence[Piece]) -> bool
 
 
 def _cause(changes: list[tuple[Sequence[Piece], Sequence[Piece]]], *, stripped: bool) -> Cause:
-    everything = [[piece for change in changes for piece in change[side]] for side in (0, 1)]
-    gone, new = ([piece for piece in side if piece.role != "head"] for side in everything)
-    if not gone and not new:
-        return "drift" if any(everything) else "template_strip" if stripped else "unknown"
-    if gone and all(piece.turn is not None and _is_silent(piece.turn) for piece in gone):
-        return "drift"
+    everything = [piece for change in changes for side in change for piece in side]
+    said = [(_without_head(was), _without_head(now)) for was, now in changes]
+    # A turn that said nothing is left out by clients; what stands in its place was said next.
+    said = [(was, now) for was, now in said if (was or now) and not (was and all(map(_is_silent, was)))]
+    gone, new = ([piece for change in said for piece in change[side]] for side in (0, 1))
+    if not said:
+        return "drift" if everything else "template_strip" if stripped else "unknown"
     if gone and all(piece.role == "tool" for piece in (*gone, *new)):
         return "prune"
-    if all(_drifted(was, now) for was, now in changes):
+    if all(_drifted(was, now) for was, now in said):
         return "drift"
     if any(piece.turn is not None for piece in gone):
         return "compaction"
@@ -149,17 +148,18 @@ def _cause(changes: list[tuple[Sequence[Piece], Sequence[Piece]]], *, stripped: 
 
 
 def _drifted(was: Sequence[Piece], now: Sequence[Piece]) -> bool:
-    """A turn stands there in other words, with its results perhaps; or a turn that said nothing was left out."""
-    was, now = ([piece for piece in side if piece.role != "head"] for side in (was, now))
-    turns = [piece.turn for piece in was if piece.turn is not None]
-    if not now:
-        return bool(turns) and all(_is_silent(turn) for turn in turns)
+    """A turn stands there in other words, with its results perhaps."""
     same_roles = [piece.role for piece in was] == [piece.role for piece in now][: len(was)]
-    return bool(turns) and same_roles and all(piece.role in ("assistant", "tool") for piece in now)
+    in_words = any(piece.turn is not None for piece in was) and bool(now)
+    return in_words and same_roles and all(piece.role in ("assistant", "tool") for piece in now)
 
 
-def _is_silent(turn: Turn) -> bool:
-    return not turn.said.text and not turn.said.calls
+def _without_head(pieces: Sequence[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if piece.role != "head"]
+
+
+def _is_silent(piece: Piece) -> bool:
+    return piece.turn is not None and not piece.turn.said.text and not piece.turn.said.calls
 
 
 def _tokens(pieces: Sequence[Piece]) -> int:

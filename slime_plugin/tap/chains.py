@@ -1,9 +1,9 @@
 """Turns that continue each other.
 
 A *chain* is a run of turns each of which was sampled in continuation of the one before: one context that only grew.
-Where a turn was continued in several ways, its chain goes on with the first of them that the client made anything of.
-The other ways are chains of their own: a turn that was asked for again, a question that was put aside, or the context
-as it was after the client had rewritten it.
+Where a turn was continued in several ways, its chain goes on with the first of them that the client made anything of,
+in the thread of the turn. The other ways are chains of their own: a turn that was asked for again, a question that was
+put aside, an agent that begins with what its parent knows, or the context as it was after the client had rewritten it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,15 @@ class Chains:
                 self._ways.setdefault(previous.id, []).append(turn)
             for other in self.held(turn):
                 self._holders.setdefault(other.id, []).append(turn)
-        follows = {id: self._followed(ways) for id, ways in self._ways.items()}
+        own = {
+            turn.id: [way for way in self._ways.get(turn.id, ()) if way.thread == turn.thread] for turn in self.turns
+        }
+        follows = {id: self._followed(ways) for id, ways in own.items() if ways}
         open_ends: dict[str, Chain] = {}  # by their last turn
         self.chains = []
         for turn in self.turns:
             previous = before[turn.id]
-            goes_on = previous is not None and follows[previous.id] is turn
+            goes_on = previous is not None and follows.get(previous.id) is turn
             chain = open_ends.pop(previous.id) if goes_on and previous is not None else Chain([], previous)
             if not chain.turns:
                 self.chains.append(chain)
@@ -86,16 +89,18 @@ class Chains:
 
     def replaces(self, chain: Chain) -> bool:
         """Whether a chain that forked is the context as it was rewritten, and not something on the side: it holds what
-        was said after the fork, in whatever words, or it goes on for longer than an aside does."""
+        was said after the fork, in whatever words, goes on for longer than an aside does, or is held elsewhere."""
         first, fork = chain.turns[0], chain.forked
         assert fork is not None
         others = {id for way in self._ways[fork.id] if way is not first for id in self._growth(way)}
         path = self.contexts.nodes[first.at].path()
         since = path[path.index(self.own_node(fork)) + 1 :]
-        later = any(way.number < first.number for way in self._ways[fork.id])
+        before = [way for way in self._ways[fork.id] if way.number < first.number]
+        silent = all(not way.said.text and not way.said.calls for way in before)  # clients leave such turns out
         spoken = any(node.piece is not None and node.piece.role == "assistant" for node in since)
         held = any(turn.id in others for turn in self.held(first))
-        return later and (held or spoken or len(chain.turns) > 1 or bool(first.said.calls))
+        used = any(user not in chain.turns for user in self._holders.get(first.id, ()))
+        return bool(before) and (held or spoken or used or silent or len(chain.turns) > 1 or bool(first.said.calls))
 
     def _continued(self, turn: Turn) -> Turn | None:
         """The last turn that was sampled on the way to where this one was."""

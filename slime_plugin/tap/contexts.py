@@ -81,7 +81,7 @@ class Found:
     parts: list[Part]
     thoughts: int
     extends: _Placed | None
-    """The earlier request that it begins with."""
+    """The earlier request that it has the longest beginning in common with."""
     nodes: list[Node]
     """Of the first of its parts, which are there already."""
     fresh: list[Piece] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Contexts:
         system, rest = _split(payload)
         known = any(placed.begins == (system, payload.tools) for placed in self._placed)
         same = max((placed.common(rest) for placed in self._placed), default=0)
-        return sum(len(part.text) for part in rest[same:]) + (0 if known else payload.size)
+        return sum(part.size for part in rest[same:]) + (0 if known else payload.size)
 
     def find(self, payload: Payload) -> Found:
         """The context of a request. Nothing of it is kept: it may be too long, or only be counted."""
@@ -184,6 +184,11 @@ class Contexts:
         self._meant.setdefault(meaning(turn.said.text, turn.said.calls), []).append(turn)
         return self.add(self.nodes[turn.at], self.renderer.turn(turn))
 
+    def asked_at(self, found: Found) -> int:
+        """How often the policy has spoken in this very context."""
+        at = found.nodes[-1].id if found.nodes and not found.fresh else -1
+        return len(self._sampled_at.get(at, ()))
+
     def turn(self, id: str) -> Turn | None:
         return self._by_id.get(id)
 
@@ -194,12 +199,12 @@ class Contexts:
         return self.renderer.reply(reply)
 
     def _find(self, reply: Reply, node: Node | None) -> Turn | None:
-        """The turn that a message is: of several that mean the same the one that was sampled here, or else the one
-        that the client names, or else the last."""
-        at = None if node is None else node.id
-        for turn in () if at is None else self._sampled_at.get(at, ()):  # the usual case, without looking for a meaning
-            if _equal(reply, turn):
-                return turn
+        """The turn that a message is. Of several that mean the same: one that was sampled here, that the client names,
+        that it has gone on with here before, or that was taken for it here before; and of these the last."""
+        if node is not None:  # the usual case, without looking for a meaning
+            equal = [turn for turn in self._sampled_at.get(node.id, ()) if _equal(reply, turn)]
+            if len(equal) == 1:
+                return equal[0]
         try:
             same = self._meant.get(meaning(reply.text, reply.calls), [])
         except (ValueError, TypeError, RecursionError):  # what no policy of ours can have said
@@ -208,7 +213,16 @@ class Contexts:
             words = reply.thought.split()
             same = [turn for turn in same if (turn.said.thought or "").split() == words]
         named = {reply.signature, *(call.id.removeprefix("call_").rpartition("_")[0] for call in reply.calls)}
-        return max(same, key=lambda turn: (turn.at == at, turn.id in named, turn.number), default=None)
+        below = [] if node is None else list(node.children.values())
+        children = {child.piece.turn: child for child in below if child.piece is not None}
+
+        def fits(turn: Turn) -> tuple[bool, bool, bool, bool, int]:
+            child = children.get(turn)
+            gone_on_with = child is not None and bool(child.children)
+            here = node is not None and turn.at == node.id
+            return here, turn.id in named, gone_on_with, child is not None, turn.number
+
+        return max(same, key=fits, default=None)
 
     def rendered_again(self) -> list[tuple[int, ...]]:
         """Tokens of the messages of the assistant's that no turn was found for."""

@@ -51,7 +51,8 @@ class Settings:
     max_head_bytes: int = 64 * 2**10
     """Of a request line with its headers."""
     max_connections: int = 1024
-    """Requests on more than these are told to come back later; more than twice as many are hung up on."""
+    """No more than a quarter of the files that the process may open. For one more, the oldest that has asked nothing is
+    hung up on; if there is none, it is told to come back later, and hung up on itself beyond twice as many."""
     head_seconds: float = 10.0
     """From the opening of a connection, or the first byte of a further request, to the end of the headers."""
     body_seconds: float = 30.0
@@ -175,6 +176,7 @@ def protocol(settings: Settings, full: ASGIApp) -> type[H11Protocol]:
                 oldest.transport.abort()
             elif len(self.connections) > 2 * most:
                 transport.abort()
+                return
             elif len(self.connections) > most:
                 self.app = full
             silent[self] = None

@@ -107,7 +107,7 @@ class _Thread:
         for line in self.lines:
             for before, after, found in zip(line.chains[:-1], line.chains[1:], line.breaks, strict=True):
                 if found.cause == "compaction":
-                    self._find_summary(before, after)
+                    self._find_summary(line, before, after)
         return self.lines
 
     def _kind(self, chain: Chain, *, aside: bool) -> Kind:
@@ -137,7 +137,7 @@ class _Thread:
         nodes = self.chains.contexts.nodes
         return self.chains.own_node(before.turns[-1]).pieces(), nodes[after.turns[0].at].pieces()
 
-    def _find_summary(self, before: Chain, after: Chain) -> None:
+    def _find_summary(self, line: Line, before: Chain, after: Chain) -> None:
         """Mark the turn that wrote what a compaction put in place of what it took out.
 
         Either it came back as it was, or it is the last that was asked for before the compaction, calls nothing and was
@@ -154,6 +154,7 @@ class _Thread:
         ]
         ended = before.turns[-1]
         stays = stands_for_the_rest(*self._sides(before, after))
-        if len(before.turns) > 1 and ended.number == last and (stays or ended.id not in held):
+        began = ended is line.chains[0].turns[0]
+        if not began and ended.number == last and (stays or ended.id not in held):
             candidates.append(ended)
         self.kinds |= {turn.id: "summary" for turn in candidates if turn.id not in self.kinds and not turn.said.calls}

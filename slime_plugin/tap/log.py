@@ -163,7 +163,10 @@ def restore_node(contexts: Contexts, entry: Mapping[str, Any]) -> None:
             raise LogError(f"node {entry['node']} is of turn {entry['of']}, which is not in the log before it")
         piece = contexts.renderer.turn(turn, thought=entry.get("thought", True))
     else:
-        piece = Piece(key, entry["role"], contexts.renderer.known(key, entry.get("tokens", ())))
+        tokens = entry.get("tokens", contexts.renderer.known(key))
+        if tokens is None:
+            raise LogError(f"node {entry['node']} has no tokens, and none before it has its key; lines are missing")
+        piece = Piece(key, entry["role"], tuple(tokens))
     node = contexts.add(parent, piece)
     if node.id != entry["node"]:
         raise LogError(f"node {entry['node']} of the log is node {node.id}; lines of it are missing")

@@ -43,6 +43,11 @@ class Text:
     role: Literal["system", "user"]
     text: str
 
+    @property
+    def size(self) -> int:
+        """In characters, as of all parts."""
+        return len(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -52,6 +57,10 @@ class Result:
     """Id of the call it answers."""
     text: str
     error: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,10 @@ class Reply:
     """None if it was left out."""
     signature: str | None = None
     """What the answer it comes from was signed with: :attr:`Answer.id`."""
+
+    @property
+    def size(self) -> int:
+        return len(self.text) + len(self.thought or "") + sum(len(repr(call.arguments)) for call in self.calls)
 
 
 Part = Text | Result | Reply

@@ -188,9 +188,9 @@ class Renderer:
         if piece.turn is None:
             self._tokens[piece.key] = piece.tokens
 
-    def known(self, key: str, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that a log holds: the first time that it names their key."""
-        return self._tokens.get(key) or tuple(tokens)
+    def known(self, key: str) -> tuple[int, ...] | None:
+        """The tokens of a piece that was kept."""
+        return self._tokens.get(key)
 
     def _once(self, key: str, render: Callable[[], Sequence[int]]) -> tuple[int, ...]:
         tokens = self._tokens.get(key)

@@ -98,7 +98,8 @@ def _visits(lineage: Lineage, trained: set[str]) -> Iterator[_Visit]:
         if (visited := _up_to_trained(chain.turns, trained))
     ]
     last = main.chains[-1].last
-    starts = sorted(((min(first, last), visit) for first, visit in aside), key=lambda pair: pair[0])
+    aside.sort(key=lambda pair: pair[0])
+    starts = [(min(first, last), visit) for first, visit in aside]
     for i, chain in enumerate(main.chains):
         found = main.breaks[i - 1] if i else None
         turns: list[Turn] = []
@@ -188,7 +189,14 @@ class _Tape:
         piece = node.piece
         assert piece is not None
         turn = piece.turn
-        if turn is not None and turn.id in self._turns and turn.id not in taken:
+        # A conversation on the side may have shown it before: it has its positions from where it was sampled.
+        sampled_here = (
+            turn is not None
+            and turn.id in self.trained
+            and turn.id not in self.sampled
+            and node is self.chains.own_node(turn)
+        )
+        if turn is not None and turn.id in self._turns and turn.id not in taken and not sampled_here:
             return self._turn_spans(piece)
         free = next((span for span in known.get(piece.key, ()) if span not in taken), None)
         if turn is None and free is not None:
@@ -197,12 +205,12 @@ class _Tape:
         span = (start, start + len(piece.tokens))
         self.tokens.extend(piece.tokens)
         self.logprobs.extend([float("nan")] * len(piece.tokens))
-        if turn is not None and piece.thought and turn.id not in self._turns:
+        if turn is not None and sampled_here:
+            first = start + len(self.chains.contexts.renderer.chat.open_turn())
+            self.sampled[turn.id] = (first, first + turn.sampled)
+            self.logprobs[first : first + turn.sampled] = turn.generation.logprobs
+        if turn is not None and piece.thought and (sampled_here or turn.id not in self._turns):
             self._turns[turn.id] = span
-            if turn.id in self.trained and node is self.chains.own_node(turn):
-                first = start + len(self.chains.contexts.renderer.chat.open_turn())
-                self.sampled[turn.id] = (first, first + turn.sampled)
-                self.logprobs[first : first + turn.sampled] = turn.generation.logprobs
         return [span]
 
     def _turn_spans(self, piece: Piece) -> list[Span]:

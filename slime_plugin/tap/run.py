@@ -12,8 +12,8 @@ import logging
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +212,6 @@ class AgentRollout:
 
     def _meta(self, ending: Ending, reward: float | None, extra: dict[str, Any]) -> Meta:
         session = self._session
-        turns = () if session is None else session.turns
-        versions = [version for turn in turns for version, _ in turn.generation.weights]
         told: dict[str, Any] = {"stop": ending.stop, "question": self._question.digest, "seed": self._seed, **extra}
         if session is not None and session.retries:
             told["retries"] = session.retries
@@ -225,7 +223,7 @@ class AgentRollout:
             group=self._question.id,
             reward=reward,
             status=ending.status,
-            weight_version=versions[-1] if versions else None,
+            weight_version=None if session is None else session.weight_version,
             extra=told,
         )
 
@@ -241,20 +239,26 @@ async def open_surroundings(cell: Cell, chat: Chat | None = None) -> AsyncIterat
     check_black_box(cell, driver)
     if chat is None:
         chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
-    from slime_plugin.tap.limits import Settings  # check_black_box knows that they can be imported
-    from slime_plugin.tap.server import Listening
+    from slime_plugin.tap.server import Listening  # check_black_box knows that it can be imported
 
     reward = build_reward(cell.reward)
-    with tempfile.TemporaryDirectory(prefix="memorywalker-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with _folder(keep=driver.settings.keep_folders) as folder:
         keep_thoughts = driver.settings.thoughts == "keep"
         tap = Tap(chat, cell.rollout, folder / "logs", model=MODEL, keep_thoughts=keep_thoughts)
-        async with Listening(tap, Settings()) as server:
+        async with Listening(tap) as server:
             yield Agents(cell, driver, tap, server.url, reward, folder)
-            if driver.settings.keep_folders:
-                kept = Path(tempfile.mkdtemp(prefix="memorywalker-kept-"))
-                shutil.copytree(folder, kept, dirs_exist_ok=True, symlinks=True)
-                _log.warning("kept the folders of the rollouts in %s", kept)
+
+
+@contextmanager
+def _folder(*, keep: bool) -> Iterator[Path]:
+    """Where rollouts have their folders."""
+    if keep:
+        folder = Path(tempfile.mkdtemp(prefix="memorywalker-kept-"))
+        _log.warning("the folders of the rollouts stay in %s", folder)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="memorywalker-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def check_black_box(cell: Cell, driver: Driver[Any]) -> None:

@@ -15,7 +15,7 @@ import ipaddress
 import logging
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from slime_plugin.errors import ConfigError
+from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.tap.dialects import DIALECTS, Dialect
 from slime_plugin.tap.dialects.base import dump
 from slime_plugin.tap.dialects.conversation import Memory
@@ -40,6 +40,10 @@ COUNTS = {"/v1/messages/count_tokens": "/v1/messages", "/v1/responses/input_toke
 MODELS = "/v1/models"
 OPEN = ("/", "/health")
 """Anyone may ask whether there is a server."""
+
+
+class ListenError(MemoryWalkerError):
+    """An address that cannot be listened on."""
 
 
 class App:
@@ -77,7 +81,8 @@ class Exchange:
         self._id = f"req_{uuid.uuid4().hex}"
         self._unread = self._request.headers.get("content-length", "0") != "0"
         self._unread |= "transfer-encoding" in self._request.headers
-        self._streaming = self._last = False
+        self._streaming = False
+        self._last = True  # a connection stays for those who have shown a token
 
     async def run(self) -> None:
         """The one boundary: whatever happens becomes an answer."""
@@ -96,7 +101,6 @@ class Exchange:
             await self._write(self._dialect.error_event(error, self._id), more=False)
         else:
             usual, body = self._dialect.error(error, self._id)
-            self._last = error.kind == "authentication"  # a connection is for those who have a token
             await self._respond(body, status or usual)
 
     async def _route(self) -> None:
@@ -110,6 +114,7 @@ class Exchange:
             await self._respond(dump({"status": "ok"}))
         else:
             served = self._authenticate()
+            self._last = False
             if allowed == "GET":
                 await self._respond(self._models())
             else:
@@ -135,22 +140,23 @@ class Exchange:
         if self._app.closing:
             raise TapError("overloaded", "the tap is being closed")
         with self._app.held.room() as take:
-            raw = await read_body(self._request, self._app.settings, take)
-            self._unread = False
-            await self._answer(served, raw)
+            await self._answer(served, *await self._asked(served, take))
 
-    async def _answer(self, served: Served, raw: bytearray) -> None:
+    async def _asked(self, served: Served, take: Callable[[int], None]) -> tuple[Payload, Mapping[str, Any], str]:
+        """What a body says, what of it is shown again, and its digest. The body itself is not kept: it may be large,
+        and the policy takes its time."""
+        raw = await read_body(self._request, self._app.settings, take)
+        self._unread = False
         digest = hashlib.blake2b(self._path.encode() + b"\0" + raw, digest_size=20).hexdigest()
         if len(raw) > self._app.settings.remembered_bytes:  # whoever asks for less does not wait for it
-            payload, echo = await asyncio.to_thread(self._read, raw, None)
-        else:
-            payload, echo = self._read(raw, served.memory)
-        del raw  # it may be large, and the policy takes its time
+            return *await asyncio.to_thread(self._read, raw, None), digest
+        return *self._read(raw, served.memory), digest
+
+    async def _answer(self, served: Served, payload: Payload, echo: Mapping[str, Any], digest: str) -> None:
         if self._path in COUNTS:
             await self._respond(self._dialect.count(await served.count(payload)))
             return
-        ask = Ask(payload, digest, dict(self._request.headers))
-        answer = await self._wait(served, ask)
+        answer = await self._wait(served, Ask(payload, digest, dict(self._request.headers)))
         if answer is None:
             return
         if payload.stream:
@@ -265,9 +271,9 @@ class Listening:
     def __init__(self, registry: Registry, settings: Settings | None = None) -> None:
         self.settings = settings = settings or Settings()
         if not settings.public and not _loopback(settings.host):
-            raise ConfigError(
+            raise ListenError(
                 f"the tap would listen on {settings.host}, where other machines reach it; "
-                f"listen on 127.0.0.1, or set public if the network is yours"
+                "listen on 127.0.0.1, or say --public if the network is yours"
             )
         self._app = App(registry, settings)
         self._config = uvicorn.Config(
@@ -324,9 +330,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        where = f"{host}:{port}" if port else host
+        raise ListenError(f"cannot listen on {where}: {error.strerror}; choose another --host or --port") from error
     return listener
 
 

@@ -22,7 +22,7 @@ from slime_plugin.bridge.session import Ending
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.tap.contexts import Contexts, Found
 from slime_plugin.tap.dialects.conversation import Memory
-from slime_plugin.tap.log import Log, LogError, restore_node, restore_turn, turn_entry
+from slime_plugin.tap.log import VERSION, Log, LogError, restore_node, restore_turn, turn_entry
 from slime_plugin.tap.messages import Answer, Finish, Payload, TapError, TooLongError
 from slime_plugin.tap.pieces import Purpose, Turn, read_turn, thought_length
 from slime_plugin.tap.serving import Ask
@@ -69,9 +69,14 @@ class Thread:
 class _Asked:
     """A request that is being answered, or was."""
 
-    task: asyncio.Task[Answer]
+    answer: asyncio.Future[Answer]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
+    """Clients."""
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.waiting > 0 or not self.stop.is_set()
 
 
 class History:
@@ -90,15 +95,26 @@ class History:
         """In the order in which they were finished."""
         return self.contexts.turns
 
+    @property
+    def weight_version(self) -> str | None:
+        """Of the weights that sampled last."""
+        versions = [version for turn in self.turns[-1:] for version, _ in turn.generation.weights]
+        return versions[-1] if versions else None
+
     def restore(self, entry: Mapping[str, Any]) -> None:
         """Take the next line of a log, which is not its first."""
-        if "node" in entry:
-            restore_node(self.contexts, entry)
-        elif "turn" in entry:
-            turn = restore_turn(self.contexts, entry)
-            self.parents.setdefault(turn.thread, entry["parent"])
-        elif "lost" in entry:
-            self.lost[entry["lost"]] += entry["tokens"]
+        try:
+            if "node" in entry:
+                restore_node(self.contexts, entry)
+            elif "turn" in entry:
+                turn = restore_turn(self.contexts, entry)
+                self.parents.setdefault(turn.thread, entry["parent"])
+            elif "lost" in entry:
+                self.lost[entry["lost"]] += entry["tokens"]
+        except (LookupError, TypeError) as error:
+            raise LogError(
+                f"{dict(entry)!r:.80} does not fit what is before it ({error!r}); lines are missing"
+            ) from None
 
 
 class TapSession(History):
@@ -120,7 +136,7 @@ class TapSession(History):
         self.seed = seed
         self._chat, self._engine, self._limits, self._file = chat, engine, limits, log
         self._asked: dict[str, _Asked] = {}
-        self._running: set[asyncio.Task[Answer]] = set()
+        self._running: set[asyncio.Future[Answer]] = set()
         self._contexts_in_use = asyncio.Lock()
         self._closed = False
         self._number = 0
@@ -129,9 +145,10 @@ class TapSession(History):
         self._hung_up = 0  # turns that nobody waited for
         self._sampled = 0
 
-    def begin(self, token: str) -> None:
+    def begin(self, token: str, rendering: str) -> None:
         """Write the first line of the log. ``token`` is a digest: the log opens no session."""
-        self._file.write(self.contexts, {"session": self.id, "version": 1, "token": token, "seed": self.seed})
+        first = {"session": self.id, "version": VERSION, "token": token, "seed": self.seed, "rendering": rendering}
+        self._file.write(self.contexts, first)
 
     def restore(self, entry: Mapping[str, Any]) -> None:
         """After the last line, :meth:`go_on`."""
@@ -141,8 +158,9 @@ class TapSession(History):
             self._number = max(self._number, turn.number + 1)
             self._with_tools += turn.tools
             self._sampled += turn.sampled
-            done = asyncio.get_running_loop().create_task(_given(self._answer(turn, entry["model"])))
-            self._asked[f"{turn.thread}\n{turn.digest}"] = _Asked(done)
+            asked = _Asked(asyncio.get_running_loop().create_future())
+            asked.answer.set_result(self._answer(turn, entry["model"]))
+            self._asked[f"{turn.thread}\n{turn.digest}"] = asked
 
     def go_on(self) -> None:
         """Everything that the log holds was taken."""
@@ -154,15 +172,15 @@ class TapSession(History):
         thread = Thread.of(ask.headers)
         key = f"{thread.name}\n{ask.digest}"
         asked = self._asked.get(key)
-        if asked is None or _failed(asked.task) or (asked.stop.is_set() and not asked.task.done()):
+        if asked is None or _failed(asked.answer) or (asked.stop.is_set() and not asked.answer.done()):
             asked = self._begin(key, ask, thread)
         else:
             self.retries += 1
         asked.waiting += 1
         try:
-            return await asyncio.shield(asked.task)
+            return await asyncio.shield(asked.answer)
         except asyncio.CancelledError:
-            if asked.waiting == 1 and not asked.task.done():
+            if asked.waiting == 1 and not asked.answer.done():
                 asked.stop.set()
             raise
         finally:
@@ -195,50 +213,52 @@ class TapSession(History):
     # How a turn comes about
 
     def _begin(self, key: str, ask: Ask, thread: Thread) -> _Asked:
-        stop = asyncio.Event()
-        asked = self._asked[key] = _Asked(asyncio.create_task(self._sample(ask, thread, stop)), stop)
-        self._running.add(asked.task)
+        asked = self._asked[key] = _Asked(asyncio.get_running_loop().create_future())
+        asked.answer = asyncio.create_task(self._sample(ask, thread, asked))
+        self._running.add(asked.answer)
 
-        def ended(task: asyncio.Task[Answer]) -> None:
-            self._running.discard(task)
-            if _failed(task) and self._asked.get(key) is asked:
+        def ended(answer: asyncio.Future[Answer]) -> None:
+            self._running.discard(answer)
+            if _failed(answer) and self._asked.get(key) is asked:
                 del self._asked[key]  # its error would keep the request
 
-        asked.task.add_done_callback(ended)
+        asked.answer.add_done_callback(ended)
         return asked
 
-    async def _sample(self, ask: Ask, thread: Thread, stop: asyncio.Event) -> Answer:
+    async def _sample(self, ask: Ask, thread: Thread, asked: _Asked) -> Answer:
         tools = bool(ask.payload.tools)
         self._check_limits(tools)
         self._sampling += 1
         self._with_tools += tools
+        overflowed = False
         try:
-            turn = await self._turn(ask, thread, stop)
-        except TapError:
+            turn = await self._turn(ask, thread, asked)
+        except TapError as error:
+            overflowed = isinstance(error, TooLongError)
             self._with_tools -= tools
             raise
         finally:
             self._sampling -= 1
+            if thread.parent is None and (tools or not self._with_tools):
+                self.overflowed = overflowed
         return self._answer(turn, ask.payload.model)
 
-    async def _turn(self, ask: Ask, thread: Thread, stop: asyncio.Event) -> Turn:
+    async def _turn(self, ask: Ask, thread: Thread, asked: _Asked) -> Turn:
         """Nothing of a request is kept before there is an answer to it."""
         payload = ask.payload
         async with self._contexts_in_use:
             found = await self._find(payload)
         length = found.length + len(self._chat.open_turn())
         room = self._limits.context_tokens - length
-        if thread.parent is None and (payload.tools or not self._with_tools):
-            self.overflowed = room < 1
         if room < 1:
             raise TooLongError(length, self._limits.context_tokens)
         most = min(self._limits.turn_tokens, payload.max_tokens or self._limits.turn_tokens, room)
         number, self._number = self._number, self._number + 1
         prompt = [*found.tokens(), *self._chat.open_turn()]
-        generation = await self._generate(Request(prompt, most, self.id, self._seed_of(found), None, stop))
-        if generation.finish == "abort" or stop.is_set() or not generation.tokens:  # nobody is there to be told
+        generation = await self._generate(Request(prompt, most, self.id, self._seed_of(found), None, asked.stop))
+        if generation.finish == "abort" or not generation.tokens or not asked.is_wanted:
             self._hung_up += 1
-            self._lose("cancelled" if stop.is_set() else "aborted", len(generation.tokens))
+            self._lose("cancelled" if asked.stop.is_set() else "aborted", len(generation.tokens))
             raise TapError("overloaded", "the turn was aborted; ask again")
         id = hashlib.blake2b(f"{self.id}\n{number}".encode(), digest_size=10).hexdigest()
         may_call = payload.may_call and bool(payload.tools)  # an agent without tools reads text as it is
@@ -246,7 +266,7 @@ class TapSession(History):
         said = read_turn(self._chat.text(generation.tokens), id, most_calls=most_calls)
         finish: Finish = "calls" if said.calls else "stop"
         if generation.finish == "length":
-            finish = "context" if most == room and len(generation.tokens) == room else "length"
+            finish = "context" if len(generation.tokens) == room else "length"
         async with self._contexts_in_use:
             at = self.contexts.place(found).id
             tools, purpose = bool(payload.tools), thread.purpose
@@ -304,6 +324,8 @@ class TapSession(History):
             # Titles and the like, asked for without tools, do not count in a session that has some.
             counted = self._with_tools if tools else 0 if self._with_tools else every
             if counted >= limits.turns or every >= MOST_ASIDE * limits.turns:
+                if self._sampling:  # what is under way is still answered
+                    raise TapError("overloaded", "the last turns of this rollout are under way; ask again later")
                 self.stop(Ending("truncated", "turns"))
             elif limits.sampled_tokens is not None and self._sampled >= limits.sampled_tokens:
                 self.stop(Ending("truncated", "sampled tokens"))
@@ -332,14 +354,10 @@ class TapSession(History):
         if self.seed is None:
             return None
         path = "/".join(piece.key for piece in found.pieces() if piece.turn is None)
-        again = len(found.nodes[-1].children) if found.nodes and not found.fresh else 0
+        again = self.contexts.asked_at(found)
         words = f"{self.seed}/{again}/{path}"
         return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=4).digest()) >> 1
 
 
-async def _given(answer: Answer) -> Answer:
-    return answer
-
-
-def _failed(task: asyncio.Task[Answer]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
+def _failed(answer: asyncio.Future[Answer]) -> bool:
+    return answer.done() and (answer.cancelled() or answer.exception() is not None)

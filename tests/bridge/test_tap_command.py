@@ -120,6 +120,8 @@ def test_a_served_client_goes_on_after_the_tap_was_killed(
     aside = talk(again.client(token), [*messages[:2], {"role": "user", "content": "A title?"}], 1)[-2]["content"]
     with pytest.raises(openai.AuthenticationError):
         talk(again.client("guessed"), begun, 1)
+    taken = run("tap", "serve", CELL, "--logs", str(tmp_path / "others"), "--port", again.url.rpartition(":")[2])
+    assert "Address already in use; choose another --host or --port" in taken.stderr
     code, errors = again.end(signal.SIGINT)
     assert (code, "Traceback" in errors) == (0, False), errors
     assert "wrote 1 record" in errors
@@ -147,6 +149,15 @@ def test_logs_of_a_tap_that_was_killed_become_records(
     records = list(read_records([out]))
     assert [record.meta.id for record in records] == ["one", "two"]
     check_replay(records, policy)
+    (other := tmp_path / "other.yaml").write_text("model: examples/small_world/model\nrollout: {thinking: false}\n")
+    wrong = run("tap", "recover", str(tmp_path / "logs"), "--config", str(other), "--out", str(tmp_path / "wrong"))
+    assert (wrong.exit_code, "was written with rendering" in wrong.stderr) == (1, True)
+    closed = serve("--session", "three")
+    assert closed.end(signal.SIGINT)[0] == 0
+    names = run("tap", "serve", CELL, "--logs", str(tmp_path / "logs"), "--session", "three")
+    assert "there is a rollout 'three' already" in names.stderr
+    fresh = serve()
+    assert list(fresh.tokens) == ["rollout-0"]
 
 
 def test_one_rollout_from_the_command_line(server: Server, policy: Any, tmp_path: Path) -> None:
@@ -187,6 +198,11 @@ def test_an_interrupt_ends_the_agent_and_keeps_what_it_did(server: Server, tmp_p
         (["run", "--harness", AGENT, "--task", "x", "--out", "{out}", "harness.corpus=README.md"], "model"),
         (["serve", CELL, "--logs", "{out}", "--host", "0.0.0.0"], "where other machines reach it"),
         (["recover", "README.md", "--config", CELL, "--out", "{out}"], "no log of the tap"),
+        (["recover", "configs", "--config", CELL, "--out", "{out}"], "there is no *.tap.jsonl in configs"),
+        (
+            ["run", "--harness", AGENT, "--config", CELL, "--task", "x", "--out", "{out}", "harness.corpus=nil"],
+            "no file nil",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(arguments: list[str], words: str, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ from typing import Any
 import pytest
 
 from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.engine.base import NoEngine, Request
+from slime_plugin.bridge.engine.base import Request
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.record import Meta, Record
 from slime_plugin.tap.dialects import DIALECTS
 from slime_plugin.tap.lineage import Lineage, lineage_of
-from slime_plugin.tap.log import Log
 from slime_plugin.tap.messages import TapError
 from slime_plugin.tap.recovery import Recovered, recover
 from slime_plugin.tap.serving import Ask
@@ -74,26 +72,25 @@ async def _play(lines: list[dict[str, Any]], folder: Path, weights: dict[str, fl
     limits = Rollout(context_tokens=10**6, turns=100)
     prompts = {}
     engine = Scripted(chat, say)
-    with closing(Log(folder / "log.jsonl")) as log:
-        session = TapSession("s", chat, engine, limits, log, keep_thoughts=True, seed=None)
-        session.begin("")
-        for line in lines:
-            current.update(line)
-            ask = Ask(DIALECTS[line["path"]].read(line["body"]), line["sha"], line["headers"])
-            if "cut" in line["answer"]:
-                waiting = asyncio.create_task(session.answer(ask))
-                await asyncio.sleep(0.01)
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-                await asyncio.sleep(0.01)
-                continue
-            if "fail" in line["answer"]:
-                with pytest.raises(TapError):
-                    await session.answer(ask)
-                continue
-            answer = await session.answer(ask)
-            prompts[answer.id] = list(engine.requests[-1].prompt)
-            assert answer.prompt_tokens == len(prompts[answer.id]) == await session.count(ask.payload)
+    session, _ = Tap(chat, limits, folder, model="policy").open("s", engine)
+    for line in lines:
+        current.update(line)
+        ask = Ask(DIALECTS[line["path"]].read(line["body"]), line["sha"], line["headers"])
+        if "cut" in line["answer"]:
+            waiting = asyncio.create_task(session.answer(ask))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await asyncio.sleep(0.01)
+            continue
+        if "fail" in line["answer"]:
+            with pytest.raises(TapError):
+                await session.answer(ask)
+            continue
+        answer = await session.answer(ask)
+        prompts[answer.id] = list(engine.requests[-1].prompt)
+        assert answer.prompt_tokens == len(prompts[answer.id]) == await session.count(ask.payload)
+    await session.close({})
     recovered = recover(session.contexts, session.parents, session.lost, weights)
     record = recovered.record(Meta(id="s", extra=recovered.extra))
     lineage = lineage_of(session.contexts, session.parents)
@@ -183,12 +180,7 @@ def test_what_a_client_writes_in_another_way_is_the_same_turn(tmp_path: Path) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_a_log_gives_the_same_record(name: str, tmp_path: Path) -> None:
     played = play(name, tmp_path)
-    limits = Rollout()
-
-    async def read_again() -> Record:
-        chat = ChatML.load(ROOT / "examples" / "small_world" / "model")
-        session = Tap(chat, limits, tmp_path, model="policy").reopen(tmp_path / "log.jsonl", NoEngine())
-        recovered = recover(session.contexts, session.parents, session.lost, ALL_ON)
-        return recovered.record(Meta(id="s", extra=recovered.extra))
-
-    assert asyncio.run(read_again()) == played.record
+    tap = Tap(ChatML.load(ROOT / "examples" / "small_world" / "model"), Rollout(), tmp_path, model="policy")
+    history = tap.read(tap.log_of("s"))
+    recovered = recover(history.contexts, history.parents, history.lost, ALL_ON)
+    assert recovered.record(Meta(id="s", extra=recovered.extra)) == played.record

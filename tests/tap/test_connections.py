@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from slime_plugin.errors import ConfigError
 from slime_plugin.tap.limits import Settings
 from slime_plugin.tap.messages import Answer
-from slime_plugin.tap.server import Listening
+from slime_plugin.tap.server import ListenError, Listening
 from slime_plugin.tap.serving import Ask
 from tests.tap.hostile import AUTH, LOW, PATHS, VALID, check_served, receive, request, send, told
 from tests.tap.http import TOKEN, Rollouts, Serving, saying, serving
@@ -103,7 +102,7 @@ class TestConnections:
         with serving(settings=Settings(max_connections=2)) as server:
             held = [httpx.Client(base_url=server.url, headers=AUTH) for _ in range(3)]
             for client in held[:2]:
-                assert client.get("/health").status_code == 200
+                assert client.get("/v1/models").status_code == 200
             for path, status, kind in ((PATHS[0], 529, "overloaded_error"), (PATHS[1], 503, "server_error")):
                 response = held[2].post(path, json=VALID[path])
                 assert (response.status_code, told(response, path)) == (status, kind)
@@ -267,7 +266,7 @@ class TestHangingUp:
 class TestHosts:
     @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", ""])
     def test_others_are_refused(self, host: str) -> None:
-        with pytest.raises(ConfigError, match="other machines"):
+        with pytest.raises(ListenError, match="other machines"):
             Listening(Rollouts(), Settings(host=host))
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
@@ -280,5 +279,5 @@ class TestHosts:
         assert Listening(Rollouts(), Settings(host="0.0.0.0", public=True)).url == "http://0.0.0.0:0"
 
     def test_a_port_that_is_taken(self, server: Serving) -> None:
-        with pytest.raises(OSError, match="in use"), serving(settings=Settings(port=server.port)):
+        with pytest.raises(ListenError, match="in use"), serving(settings=Settings(port=server.port)):
             pass

@@ -1,11 +1,12 @@
 """Wire formats by the path they are spoken on.
 
-reading.py   parsed JSON -> parts in canonical form, for all of them
-base.py      what a dialect is, and JSON of what a model wrote
-anthropic.py /v1/messages, /v1/messages/count_tokens
-openai.py    what the next two share
-chat.py      /v1/chat/completions
-responses.py /v1/responses
+base.py          what a dialect is, and JSON of what a model wrote
+reading.py       fields of a request: what is checked, and how a sender is told
+conversation.py  messages -> parts in canonical form, for all of them; what was read before is remembered
+anthropic.py     /v1/messages, /v1/messages/count_tokens
+openai.py        what the next two share
+chat.py          /v1/chat/completions
+responses.py     /v1/responses, /v1/responses/input_tokens
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _cause(changes: list[tuple[Sequence[Piece], Sequence[Piece]]], *, stripped: 
 def _drifted(was: Sequence[Piece], now: Sequence[Piece]) -> bool:
     """A turn stands there in other words, with its results perhaps."""
     same_roles = [piece.role for piece in was] == [piece.role for piece in now][: len(was)]
-    in_words = any(piece.turn is not None for piece in was) and bool(now)
+    in_words = any(piece.role == "assistant" for piece in was) and bool(now)
     return in_words and same_roles and all(piece.role in ("assistant", "tool") for piece in now)
 
 

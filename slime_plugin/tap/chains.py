@@ -103,11 +103,12 @@ class Chains:
         return bool(before) and (held or spoken or used or silent or len(chain.turns) > 1 or bool(first.said.calls))
 
     def _continued(self, turn: Turn) -> Turn | None:
-        """The last turn that was sampled on the way to where this one was."""
+        """The last turn of its thread that was sampled on the way to where this one was. An agent that begins with what
+        its parent knows does not continue that."""
         node: Node | None = self.contexts.nodes[turn.at]
         while node is not None and node.piece is not None:
             other = node.piece.turn
-            if other is not None and node is self.own_node(other):
+            if other is not None and other.thread == turn.thread and node is self.own_node(other):
                 return other
             node = node.parent
         return None

@@ -40,6 +40,13 @@ class Node:
     def pieces(self) -> list[Piece]:
         return [node.piece for node in self.path() if node.piece is not None]
 
+    def last_turn(self) -> Turn | None:
+        """On the way to it, and itself included."""
+        node: Node | None = self
+        while node is not None and (node.piece is None or node.piece.turn is None):
+            node = node.parent
+        return None if node is None or node.piece is None else node.piece.turn
+
     def tokens(self) -> list[int]:
         return _tokens(self.pieces())
 
@@ -123,8 +130,9 @@ class Contexts:
         same = max((placed.common(rest) for placed in self._placed), default=0)
         return sum(part.size for part in rest[same:]) + (0 if known else payload.size)
 
-    def find(self, payload: Payload) -> Found:
-        """The context of a request. Nothing of it is kept: it may be too long, or only be counted."""
+    def find(self, payload: Payload, thread: str | None = None) -> Found:
+        """The context of a request. Nothing of it is kept: it may be too long, or only be counted. Where two threads
+        have said the same in the same place, it matters which of them asks."""
         system, rest = _split(payload)
         head = self.renderer.head(system, payload.tools)
         thoughts = 0 if self._keep_thoughts else _last_question(rest) + 1
@@ -139,7 +147,7 @@ class Contexts:
             elif isinstance(part, Result):
                 piece = self.renderer.result(part)
             else:
-                piece = self._came_back(part, node, thought=i >= thoughts)
+                piece = self._came_back(part, node, thread, thought=i >= thoughts)
             node = None if node is None else node.children.get(piece.key)
             if node is None:
                 found.fresh.append(piece)
@@ -192,15 +200,20 @@ class Contexts:
     def turn(self, id: str) -> Turn | None:
         return self._by_id.get(id)
 
-    def _came_back(self, reply: Reply, node: Node | None, *, thought: bool) -> Piece:
-        turn = self._find(reply, node)
-        if turn is not None:
-            return self.renderer.turn(turn, thought=thought)
-        return self.renderer.reply(reply)
+    def _came_back(self, reply: Reply, node: Node | None, thread: str | None, *, thought: bool) -> Piece:
+        turn = self._find(reply, node, thread)
+        if turn is None:
+            return self.renderer.reply(reply)
+        came = self.renderer.turn(turn, thought=thought)
+        if node is not None and node.children and turn.at != node.id and came.key not in node.children:
+            made_up = self.renderer.reply(reply)  # by the client, before the policy came to say the same
+            return made_up if made_up.key in node.children else came
+        return came
 
-    def _find(self, reply: Reply, node: Node | None) -> Turn | None:
-        """The turn that a message is. Of several that mean the same: one that was sampled here, that the client names,
-        that it has gone on with here before, or that was taken for it here before; and of these the last."""
+    def _find(self, reply: Reply, node: Node | None, thread: str | None) -> Turn | None:
+        """The turn that a message is. Of several that mean the same: one that was sampled here, in this thread; that
+        the client names; that it has gone on with here before, or that was taken for it here before; that was said to
+        the same words, after the same turn; and of these the last."""
         if node is not None:  # the usual case, without looking for a meaning
             equal = [turn for turn in self._sampled_at.get(node.id, ()) if _equal(reply, turn)]
             if len(equal) == 1:
@@ -212,17 +225,25 @@ class Contexts:
         if reply.thought is not None:
             words = reply.thought.split()
             same = [turn for turn in same if (turn.said.thought or "").split() == words]
+        if len(same) < 2 or node is None:
+            return same[-1] if same else None
         named = {reply.signature, *(call.id.removeprefix("call_").rpartition("_")[0] for call in reply.calls)}
-        below = [] if node is None else list(node.children.values())
-        children = {child.piece.turn: child for child in below if child.piece is not None}
+        children = {child.piece.turn: child for child in node.children.values() if child.piece is not None}
 
-        def fits(turn: Turn) -> tuple[bool, bool, bool, bool, int]:
-            child = children.get(turn)
-            gone_on_with = child is not None and bool(child.children)
-            here = node is not None and turn.at == node.id
-            return here, turn.id in named, gone_on_with, child is not None, turn.number
+        def fits(turn: Turn) -> tuple[int | bool, ...]:
+            child, own = children.get(turn), self.nodes[turn.at]
+            return (
+                turn.at == node.id,
+                turn.at == node.id and turn.thread == thread,
+                turn.id in named,
+                child is not None and bool(child.children),
+                child is not None,
+                own.piece is not None and node.piece is not None and own.piece.key == node.piece.key,
+                own.last_turn() is node.last_turn(),
+                turn.number,
+            )
 
-        return max(same, key=fits, default=None)
+        return max(same, key=fits)
 
     def rendered_again(self) -> list[tuple[int, ...]]:
         """Tokens of the messages of the assistant's that no turn was found for."""

@@ -115,7 +115,8 @@ class _Thread:
             return "auxiliary"
         if self.main is None:
             return "subagent" if self.worker else "main"
-        return "subagent" if chain.forked is None and chain.turns[0].tools else "auxiliary"
+        knows = chain.forked is not None or bool(self.chains.held(chain.turns[0]))
+        return "subagent" if chain.turns[0].tools and not knows else "auxiliary"
 
     def _continued(self, chain: Chain) -> Line | None:
         """The conversation whose context this one takes the place of. A title or a summary has none."""

@@ -247,7 +247,7 @@ class TapSession(History):
         """Nothing of a request is kept before there is an answer to it."""
         payload = ask.payload
         async with self._contexts_in_use:
-            found = await self._find(payload)
+            found = await self._find(payload, thread.name)
         length = found.length + len(self._chat.open_turn())
         room = self._limits.context_tokens - length
         if room < 1:
@@ -302,15 +302,15 @@ class TapSession(History):
             self.ending = Ending("failed", "engine", str(error))  # unless the client asks again, with success
             raise TapError("overloaded", "the engine does not answer; ask again") from error
 
-    async def _find(self, payload: Payload) -> Found:
+    async def _find(self, payload: Payload, thread: str | None = None) -> Found:
         """Where a request belongs. Whoever asks has the contexts to itself."""
         if len(payload.parts) > self._limits.context_tokens:  # each of them is a token at least
             raise TooLongError(len(payload.parts), self._limits.context_tokens)
         try:
             if payload.size > HEAVY and self.contexts.news(payload) > HEAVY:
-                found = await asyncio.to_thread(self.contexts.find, payload)
+                found = await asyncio.to_thread(self.contexts.find, payload, thread)
             else:
-                found = self.contexts.find(payload)
+                found = self.contexts.find(payload, thread)
         except ChatError as error:
             raise TapError("invalid", f"the conversation cannot be rendered: {error}", "messages") from error
         if not found.length:

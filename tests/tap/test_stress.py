@@ -181,9 +181,9 @@ def test_long_texts_are_tokenised_beside_the_loop(tmp_path: Path, monkeypatch: p
     async def story(client: Client) -> None:
         usual = client.session.contexts.find
 
-        def find(payload: Payload) -> Any:
+        def find(payload: Payload, thread: str | None) -> Any:
             where[payload.size] = threading.get_ident()
-            return usual(payload)
+            return usual(payload, thread)
 
         monkeypatch.setattr(client.session.contexts, "find", find)
         await client.ask([SYSTEM, TASK], looking(0))  # from now on, the system message and the tools are known

@@ -38,8 +38,8 @@ class Settings:
     """0 takes any that is free."""
     public: bool = False
     """Whether the host may be one that other machines reach. What they send is not encrypted."""
-    max_bytes: int = 8 * 2**20
-    """Of a body: some two million tokens."""
+    max_bytes: int = 4 * 2**20
+    """Of a body: about a million tokens of text. To tokenise as much takes 0.8 GB for a second."""
     max_held_bytes: int = 512 * 2**20
     """Of the bodies of all requests under way."""
     remembered_bytes: int = 2**20

@@ -74,7 +74,7 @@ class _Placed:
 
     def common(self, parts: list[Part]) -> int:
         """How many parts at the beginning are the very same objects."""
-        pairs = enumerate(zip(self.parts, parts, strict=False))
+        pairs = enumerate(zip(self.parts, parts, strict=False))  # one may be longer than the other
         return next((i for i, (one, other) in pairs if one is not other), min(len(self.parts), len(parts)))
 
 

@@ -166,7 +166,7 @@ def protocol(settings: Settings, full: ASGIApp) -> type[H11Protocol]:
         head: asyncio.TimerHandle | None = None  # runs while headers are awaited that have begun
         stall: asyncio.TimerHandle | None = None  # runs while the client does not read
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
             super().connection_made(transport)
             self.conn = _Crumbs(h11.SERVER, settings.max_head_bytes)
             transport.set_write_buffer_limits(high=0)  # what is left unread is noticed, however little it is
@@ -244,6 +244,7 @@ def protocol(settings: Settings, full: ASGIApp) -> type[H11Protocol]:
                 self.flow.resume_reading()
 
         def _busy(self) -> bool:
+            # uvicorn declares that there always is a cycle, and there is none before the first request.
             return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
 
         def _expect_head(self) -> None:

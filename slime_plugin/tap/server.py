@@ -92,7 +92,7 @@ class Exchange:
             pass
         except TapError as error:
             await self.fail(error)
-        except Exception:
+        except Exception:  # a mistake of ours: it is logged, and the client gets an answer all the same
             log.exception("request %s to %s failed", self._id, self._path)
             await self.fail(TapError("internal", "this is a fault of the server, which has logged it"))
 

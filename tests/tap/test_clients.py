@@ -390,6 +390,7 @@ class TestResponses:
             if not kept:
                 del item["id"]
         results = [{"type": "function_call_output", "call_id": call, "output": call} for call in ("c2", "c1")]
+        # The client's own model_dump gives plain dicts, which are not of the type that it takes.
         conversation: ResponseInputParam = [{"role": "user", "content": "hi"}, *turn, *results]  # type: ignore[list-item]
         stage.openai.responses.create(model="m", input=conversation)
         assert stage.last.payload.parts == (

@@ -205,7 +205,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., L
     def prepare(name: str, errand: Errand = ERRAND, **settings: Any) -> Launch:
         return driver_for(
             parse_config({"type": name, "program": str(program), **settings}, MODELS[name], "it")
-        ).prepare(  # type: ignore[union-attr]
+        ).prepare(  # type: ignore[union-attr]  # None is for editors, and these are agents
             errand, home, work
         )
 
@@ -244,7 +244,7 @@ def test_claude_code_is_told_of_the_tap_and_of_the_limits(launched: Callable[...
     assert {value for name, value in env.items() if name.endswith("_MODEL")} == {"policy"}
     assert (env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"], env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == ("40000", "2000")
     assert env["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] == "1"
-    options = dict(zip(launch.argv[1:], launch.argv[2:], strict=False))
+    options = dict(zip(launch.argv[1:], launch.argv[2:], strict=False))  # each word with the one behind it
     assert options["--tools"] == options["--allowedTools"] == "Read,Bash"
     assert options["--max-turns"] == "7"
     json.loads((tmp_path / "home" / ".claude" / "settings.json").read_text())

@@ -207,7 +207,7 @@ def test_what_a_turn_takes_does_not_depend_on_those_before(chat: ChatML, monkeyp
         growing.turn()
         counts.append(len(looked))
         again = growing.read(growing.memory).parts
-        fresh = sum(one is not other for one, other in zip(before, again, strict=False))
+        fresh = sum(one is not other for one, other in zip(before, again, strict=False))  # the second is longer
         assert fresh <= 3  # the system message and the last turn with its result
     assert max(counts[3:]) == min(counts[3:]) <= 6
 

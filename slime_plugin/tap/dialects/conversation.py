@@ -75,7 +75,7 @@ class Memory:
         best: tuple[_Read, list[_Mark]] | None = None
         for read in self._read:
             if read.opening == opening:
-                pairs = enumerate(zip(read.digests, digests, strict=False))
+                pairs = enumerate(zip(read.digests, digests, strict=False))  # one may be longer than the other
                 least = min(len(read.digests), len(digests))
                 same = next((i for i, (one, other) in pairs if one != other), least)
                 marks = [mark for mark in read.marks if mark.messages < same]

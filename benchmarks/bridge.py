@@ -24,33 +24,33 @@ from typing import Any
 
 import orjson
 
-from slime_plugin.bridge import session as session_module
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.context import Context
-from slime_plugin.bridge.editors import editor_factory
-from slime_plugin.bridge.engine import sglang
-from slime_plugin.bridge.engine.base import Generation, Request
-from slime_plugin.bridge.engine.sglang import SglangEngine
-from slime_plugin.bridge.harness import Harness, open_harness
-from slime_plugin.bridge.messages import Question
-from slime_plugin.bridge.questions import read_questions
-from slime_plugin.bridge.reward import build_reward
-from slime_plugin.bridge.run import Job, Tally, open_run, run_jobs
-from slime_plugin.bridge.server import Flags, Server
-from slime_plugin.bridge.session import Session
-from slime_plugin.bridge.tools.base import Parameter, Schema
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import load_config
 from slime_plugin.config.harness import SearchR1, TcRag
 from slime_plugin.config.reward import ExactMatch
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.record import StoreWriter
+from slime_plugin.rollout import turn_loop
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.context import Context
+from slime_plugin.rollout.editors import editor_factory
+from slime_plugin.rollout.engine import sglang_client
+from slime_plugin.rollout.engine.engine import Generation, Request
+from slime_plugin.rollout.engine.sglang_client import SglangEngine
+from slime_plugin.rollout.environment import EditorEnvironment, open_editor_environment
+from slime_plugin.rollout.messages import Question
+from slime_plugin.rollout.questions import read_questions
+from slime_plugin.rollout.reward import build_reward
+from slime_plugin.rollout.runner import Job, Tally, open_run, run_jobs
+from slime_plugin.rollout.server import Flags, Server
+from slime_plugin.rollout.tools.tool import Parameter, Schema
+from slime_plugin.rollout.turn_loop import EditorRollout
 
 TIMED: dict[str, tuple[tuple[Any, str], ...]] = {
     "rendering": ((ChatML, "prompt"), (ChatML, "render"), (ChatML, "text"), (ChatML, "cut")),
     "context and edits": (
         *((Context, name) for name in ("append", "append_turn", "evict", "replace", "restore", "prompt", "take_back")),
-        (session_module, "parse_calls"),
+        (turn_loop, "parse_calls"),
     ),
     "recording": ((Context, "record"), (StoreWriter, "append")),
     "requests": ((SglangEngine, "_read"),),  # and what orjson takes, see below
@@ -92,18 +92,18 @@ def timed() -> Iterator[Mapping[str, float]]:
         setattr(owner, name, wrap(part, getattr(owner, name)))
     # The functions of a compiled module cannot be replaced, but the client can be given another module.
     written = {name: staticmethod(wrap("requests", getattr(orjson, name))) for name in ("dumps", "loads")}
-    setattr(sglang, "orjson", type("orjson", (), written))  # noqa: B010  # mypy knows it as a module
+    setattr(sglang_client, "orjson", type("orjson", (), written))  # noqa: B010  # mypy knows it as a module
     try:
         yield spent
     finally:
-        setattr(sglang, "orjson", orjson)  # noqa: B010
+        setattr(sglang_client, "orjson", orjson)  # noqa: B010
         for owner, name, function in before:
             setattr(owner, name, function)
 
 
 async def real_rollouts(cell: Cell, server: Server, questions: int, out: Path) -> None:
     async with (
-        open_harness(cell) as harness,
+        open_editor_environment(cell) as harness,
         SglangEngine(server.url, cell.engine, cell.rollout, harness.chat.stop_ids) as engine,
     ):
         assert cell.rollout.questions is not None
@@ -115,7 +115,7 @@ async def real_rollouts(cell: Cell, server: Server, questions: int, out: Path) -
             await run_jobs(harness, engine, jobs, store, lambda record, done: tally.add(record, done.turns), stop)
             wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
     print(
-        f"{tally.sessions} rollouts, {cell.rollout.concurrency} at once: {wall:.1f} s, "
+        f"{tally.rollouts} rollouts, {cell.rollout.concurrency} at once: {wall:.1f} s, "
         f"{tally.turns / wall:.0f} turns/s, {tally.tokens / wall:.0f} tokens/s, "
         f"{tally.edits} edits, {dict(tally.statuses)}"
     )
@@ -130,7 +130,7 @@ class Instant:
     """An engine that calls a tool at every turn but the last, and pops at every fourth, at no cost."""
 
     def __init__(self, chat: ChatML, turns: int, pops: bool) -> None:
-        say = chat._encode
+        say = chat._encode_text
         search = say(
             'I have to look further. <tool_call>\n{"name": "look", "arguments": {"query": "more"}}\n</tool_call>'
         )
@@ -168,12 +168,12 @@ def seconds_of(turns: int, pops: bool, model: Path, repeat: int = 7) -> tuple[fl
     chat = ChatML.load(model)
     limits = Rollout(turns=turns, context_tokens=10_000_000, system="append", describe_tools=False)
     editor = editor_factory(TcRag(reply="") if pops else SearchR1())
-    harness = Harness("bench", editor, {"look": Look()}, chat, build_reward(ExactMatch()), limits)
+    harness = EditorEnvironment("bench", editor, {"look": Look()}, chat, build_reward(ExactMatch()), limits)
     times, tape = [], 0
     for _ in range(repeat):
         engine = Instant(chat, turns, pops)
         begun = time.thread_time()
-        record = asyncio.run(Session(harness, engine, Question("q", "What?", ("x",)), "q-0", 1).run())
+        record = asyncio.run(EditorRollout(harness, engine, Question("q", "What?", ("x",)), "q-0", 1).run())
         times.append((time.thread_time() - begun - engine.written, engine.written))
         assert record.meta.status == "completed", record.meta
         tape = len(record)

@@ -1,12 +1,13 @@
-"""What one update costs under each method: forward and backward of a random model, on rollouts of four shapes.
+"""What one update costs under each method: the path that trains, on a random model and rollouts of four shapes.
 
     python -m benchmarks.cost [--scale 0.15] [--repeat 11] [--quick] [--json FILE]
 
 Prints a table per shape, the targets with what was measured, and what a plain chain costs beside stock Megatron.
 
-An update runs from the record to the gradients: lay-out, packing, SDCC's teacher, forward, loss, backward. Methods take
-turns within each repetition, only CPU time of this process counts, and every ratio is the median over repetitions of
-the ratio to the baseline *of the same repetition*, because machines are noisy. Three baselines:
+An update runs from the record to the gradients through slime's hooks: layout, conversion, packing, SDCC's teacher,
+forward, loss, backward; log-probability passes and the optimizer are left out. Methods take turns within each
+repetition, only CPU time of this process counts, and every ratio is the median over repetitions of the ratio to the
+baseline *of the same repetition*, because machines are noisy. Three baselines:
 
 H_comp     one pass over the last view: naive_compressed itself
 chain      one pass over a plain chain of as many tokens as the prefix tree has, as many of them trained
@@ -15,7 +16,7 @@ logittree  a chain per branch; for the append-only shape, a chain per turn
 FLOPs are those of the model, whatever a kernel recomputes. With P parameters in the linear layers, a the width of all
 query heads together, h the hidden size and V the vocabulary, a forward pass has
 
-    2 P per token + 4 a layers per query-key pair + 2 h V per row of the head
+    2 P per token + 4 a layers per query-key pair + 2 h V per token
 
 and the backward pass twice as many; the teacher has no backward pass, and a row of the head per diverging leaf.
 
@@ -29,14 +30,17 @@ grows during one update.
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import json
 import multiprocessing
 import os
 import platform
 import resource
+import shutil
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +50,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import slime_plugin.megatron  # noqa: F401  # before Megatron: it silences what that says about missing GPU libraries
+import slime_plugin.train  # noqa: F401  # before Megatron: it silences what that says about missing GPU libraries
 
 # isort: split
 import numpy as np
@@ -54,6 +58,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -65,23 +70,29 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.shapes import SHAPES, shaped_record
-from slime_plugin.config.architecture import Architecture
+from slime_plugin.architecture import Architecture
+from slime_plugin.config.cell import Cell
 from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.parallel import Parallelism
-from slime_plugin.megatron.architecture import transformer_config
-from slime_plugin.megatron.batch import Item, pack, student_items, teacher_items
-from slime_plugin.megatron.loss import Distillation, TokenTable, UpdateLoss
-from slime_plugin.megatron.model import build_model
-from slime_plugin.megatron.norm import RMSNorm
-from slime_plugin.megatron.parallel import start_groups
-from slime_plugin.megatron.plan import plan_tree
-from slime_plugin.megatron.step import Predictions, run, wrap_for_training
-from slime_plugin.megatron.teacher import run_teacher
-from slime_plugin.megatron.vocabulary import Shard, token_statistics
-from slime_plugin.methods import Credit, Layout, Row, lay_out
+from slime_plugin.config.trainer import Trainer
+from slime_plugin.hooks import train as hooks
+from slime_plugin.local.micro_batches import split_batch
+from slime_plugin.local.passes import Passes
+from slime_plugin.methods import Layout, Row, lay_out, method_of
 from slime_plugin.methods.row import chain_row
 from slime_plugin.record import Record
+from slime_plugin.slime.args import args_of
+from slime_plugin.slime.batch import Batch, LaidOut
+from slime_plugin.slime.packed_model import PackedTreeModel
+from slime_plugin.slime.training import open_training
+from slime_plugin.train.layers import RMSNorm
+from slime_plugin.train.pipeline import run_schedule, wrap_for_training
+from slime_plugin.train.process_groups import start_groups
+from slime_plugin.train.transformer_config import transformer_config
+from slime_plugin.train.tree_model import build_model
+from slime_plugin.train.tree_plan import plan_tree
+from slime_plugin.train.vocabulary import Shard, token_statistics
 from slime_plugin.tree import Trajectory, count
 from slime_plugin.tree.places import places_of
 
@@ -104,12 +115,16 @@ NOISE = 1.05
 
 H_COMP, CHAIN, PER_BRANCH, TRIE, SDCC = "naive_compressed", "chain of N_trie", "logittree", "mask4d trie", "sdcc"
 
-Arrange = Callable[[Trajectory], Layout]
-"""How a rollout becomes training input."""
 
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """How a rollout becomes training input: by a method, or by another layout that is trained as by that method."""
 
-def by_method(method: Method) -> Arrange:
-    return lambda trajectory: lay_out(trajectory, method)
+    method: Method
+    other: Callable[[Trajectory], Layout] | None = None
+
+    def __call__(self, trajectory: Trajectory) -> Layout:
+        return lay_out(trajectory, self.method) if self.other is None else self.other(trajectory)
 
 
 def chain_of_trie(trajectory: Trajectory) -> Layout:
@@ -138,19 +153,19 @@ def split_per_turn(trajectory: Trajectory) -> Layout:
 def contenders(shape: str) -> dict[str, Arrange]:
     """What is measured for a shape."""
     return {
-        H_COMP: by_method(NaiveCompressed()),
-        "naive_full": by_method(NaiveFull()),
-        PER_BRANCH: split_per_turn if shape == "append-only" else by_method(LogitTree()),
-        "mask4d replicated": by_method(Mask4d(packing="replicated")),
-        TRIE: by_method(Mask4d()),
-        SDCC: by_method(Sdcc()),
-        CHAIN: chain_of_trie,
+        H_COMP: Arrange(NaiveCompressed()),
+        "naive_full": Arrange(NaiveFull()),
+        PER_BRANCH: Arrange(LogitTree(), split_per_turn if shape == "append-only" else None),
+        "mask4d replicated": Arrange(Mask4d(packing="replicated")),
+        TRIE: Arrange(Mask4d()),
+        SDCC: Arrange(Sdcc(warmup=0)),
+        CHAIN: Arrange(LogitTree(), chain_of_trie),
     }
 
 
 def flops(layout: Layout, model: Architecture = MODEL) -> float:
     """Of one update; the formula is at the top of this file."""
-    trained = sum(_forward_flops(row, int(row.loss_mask.sum()), model) for row in layout.rows)
+    trained = sum(_forward_flops(row, len(row), model) for row in layout.rows)
     teacher = sum(_forward_flops(teacher.row, len(teacher.student), model) for teacher in layout.teachers)
     return 3 * trained + teacher
 
@@ -193,7 +208,7 @@ def make_engine(
 
 
 def tree_model(config: TransformerConfig, groups: ProcessGroupCollection) -> torch.nn.Module:
-    return build_model(config, groups, MODEL)
+    return build_model(config, groups, MODEL, kind=PackedTreeModel)
 
 
 @torch.no_grad()
@@ -209,25 +224,47 @@ def randomise(model: torch.nn.Module) -> None:
 def update(engine: Engine, record: Record, arrange: Arrange) -> None:
     """From a record to gradients; every row is a micro-batch of its own."""
     trajectory = Trajectory.of(record)
-    layout = arrange(trajectory)
-    batches = [pack([item]) for item in student_items([layout])]
-    budget = max(1, layout.teacher_tokens)
-    teacher = run_teacher(engine.models, teacher_items([layout]), engine.groups, budget=budget, multiple=1)
-    loss = UpdateLoss(
-        OBJECTIVE,
-        [Credit(included=True, advantage=1.0, token_weight=1.0 / layout.trained)],
-        TokenTable([places_of(trajectory)]),
-        MODEL.vocabulary,
-        engine.groups.tp,
-        distillation=None if teacher is None else Distillation(Sdcc().weight, teacher),
+    rollout = LaidOut(0, record, trajectory, arrange(trajectory), places_of(trajectory), advantage=1.0)
+    cell = Cell(
+        model=model_folder(), method=arrange.method, objective=OBJECTIVE, trainer=Trainer(iterations=1, steps=1)
     )
-    run(engine.models, batches, loss, engine.groups, forward_only=False)
+    args = args_of(cell)
+    training = open_training(args, engine.groups, engine.models[0].config)
+    batch = Batch(method_of(arrange.method), (rollout,))
+    (data,) = split_batch(batch.train_data(), replicas=1, steps=1, batch_tokens=1)
+    data["advantages"] = [torch.ones(len(logged)) for logged in data["rollout_log_probs"]]
+    hooks.rollout_data_postprocess(args, 0, data)
+    hooks.before_train_step(args, 0, 0, engine.models, None, None)
+    Passes(args, training, engine.models).update(data, 0)
+
+
+@functools.cache
+def model_folder() -> Path:
+    """A folder with the model's configuration, which is all that is read of it."""
+    folder = Path(tempfile.mkdtemp(prefix="memorywalker-cost-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    config = {
+        "model_type": "qwen3",
+        "vocab_size": MODEL.vocabulary,
+        "hidden_size": MODEL.hidden,
+        "num_hidden_layers": MODEL.layers,
+        "num_attention_heads": MODEL.heads,
+        "num_key_value_heads": MODEL.groups,
+        "head_dim": MODEL.head_size,
+        "intermediate_size": MODEL.feed_forward,
+        "rms_norm_eps": MODEL.norm_epsilon,
+        "rope_theta": MODEL.rotary_base,
+        "max_position_embeddings": MODEL.max_positions,
+        "tie_word_embeddings": MODEL.tied,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def plan_only(record: Record, arrange: Arrange) -> None:
     """What an update does before it computes anything."""
-    for item in student_items([arrange(Trajectory.of(record))]):
-        plan_tree(pack([item]).parent)
+    for row in arrange(Trajectory.of(record)).rows:
+        plan_tree(row.parent)
 
 
 def cpu_seconds(action: Callable[[], object]) -> float:
@@ -240,7 +277,7 @@ def peak_growth(shape: str, scale: float, name: str) -> int:
     """Bytes. For a fresh process: it never has more resident before than it has at the peak of the update."""
     engine = make_engine(start_world(), tree_model)
     record = shaped_record(shape, scale=scale, vocabulary=MODEL.vocabulary)
-    update(engine, shaped_record(shape, scale=0.01, vocabulary=MODEL.vocabulary), by_method(NaiveCompressed()))
+    update(engine, shaped_record(shape, scale=0.01, vocabulary=MODEL.vocabulary), Arrange(NaiveCompressed()))
     engine.zero()
     before = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
     update(engine, record, contenders(shape)[name])
@@ -360,16 +397,18 @@ def mean_loss(logits: Tensor, targets: Tensor, groups: ProcessGroupCollection) -
 
 def run_chain(engine: Engine, tokens: np.ndarray) -> float:
     """Forward and backward of a plain chain as a tree without forks, every token trained; the loss."""
-    position = np.arange(len(tokens), dtype=np.int32)
-    unknown = np.full(len(tokens), np.nan, dtype=np.float32)
-    row = Row(tokens, position, position - 1, position, position > 0, unknown)
-    batch = pack([Item(row, 0, position[1:], position[:0])])
+    ids = torch.from_numpy(tokens.astype(np.int64))[None]
+    bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds)
 
-    def consume(predictions: Predictions) -> tuple[Tensor, Tensor]:
-        loss = mean_loss(predictions.rows, predictions.targets(), engine.groups)
-        return loss, loss.detach()
+    def finish(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss = mean_loss(logits[0, :-1], ids[0, 1:], engine.groups)
+        return loss, torch.ones((), dtype=torch.int), loss.detach()
 
-    (loss,) = run(engine.models, [batch], consume, engine.groups, forward_only=False)
+    def forward_step(_: Iterator[None], model: torch.nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        return model(input_ids=ids, packed_seq_params=packed), finish
+
+    (loss,) = run_schedule(engine.models, [None], forward_step, engine.groups, forward_only=False)
     return float(loss)
 
 
@@ -545,7 +584,7 @@ def main() -> None:
     print(machine())
     print(f"scale {options.scale:g}, {options.repeat} repetitions, {MODEL}")
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["benchmarks.shapes", "slime_plugin.megatron.teacher"])
+    processes.set_forkserver_preload(["benchmarks.shapes", "slime_plugin.slime.training"])
     measured = []
     with ProcessPoolExecutor(2, processes, max_tasks_per_child=1) as pool:
         for shape in SHAPES:

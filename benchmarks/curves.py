@@ -1,4 +1,4 @@
-"""Reward and drift of training runs as they go on, as in docs/results.md: ``python -m benchmarks.curves RUN...``"""
+"""Reward and logdiff of training runs as they go on, as in docs/results.md: ``python -m benchmarks.curves RUN...``"""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from slime_plugin.report.folder import RunFolder
-from slime_plugin.report.numbers import shown
+from slime_plugin.report.formatting import format_number
+from slime_plugin.run.folder import RunFolder
 
 PARTS = 6
 
@@ -17,13 +17,13 @@ def parts_of(lines: list[dict[str, Any]], key: str) -> list[str]:
     """Means over equal parts of a run."""
     values = [line[key]["mean"] if key == "logdiff" else line[key] for line in lines]
     size = -(-len(values) // PARTS)
-    return [shown(statistics.mean(values[i : i + size])) for i in range(0, len(values), size)]
+    return [format_number(statistics.mean(values[i : i + size])) for i in range(0, len(values), size)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    for key, name in (("reward", "mean reward"), ("logdiff", "drift: |trainer - rollout| in nats per trained token")):
+    for key, name in (("reward", "mean reward"), ("logdiff", "logdiff: |trainer - rollout| in nats per trained token")):
         print(f"\n{name}")
         for run in parser.parse_args().runs:
             lines = [line for line in RunFolder(run).read_metrics() if line["kind"] == "iteration"]

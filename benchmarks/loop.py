@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugin.config.overrides import load_cell
-from slime_plugin.local.driver import train
-from slime_plugin.local.processes import descendants
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.local.loop import train
+from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.processes import descendants
 
 WORK = ("generate", "reference", "old", "train")
 OVERHEAD = ("convert", "put", "transfer", "export", "update", "save", "other")

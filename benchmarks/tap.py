@@ -6,7 +6,7 @@ A server in a process of its own, whose engine answers at once, is asked by a cl
 What is timed is a request from its first byte to the last of its answer, less what the engine took. Contexts are text
 of this repository, in tokens of a byte-level BPE trained on it: three to four characters each, as real ones have.
 
-1. A turn at a context of about 30,000 tokens, in both dialects: a result of 500 tokens is new in each request.
+1. A turn at a context of about 30,000 tokens, in both wire_formats: a result of 500 tokens is new in each request.
 2. The same context made of few long turns or many short ones, and contexts that grow: all of them take turns within
    each repetition, and ratios are medians over repetitions. Beside it, what tokenising the whole context again takes.
 3. Many sessions of 20 turns at once: with an engine that answers at once, and with one that takes its time.
@@ -39,13 +39,13 @@ import numpy as np
 import orjson
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.engine.base import Generation, Request
-from slime_plugin.bridge.messages import Message
 from slime_plugin.config.rollout import Rollout
-from slime_plugin.tap.limits import Settings
-from slime_plugin.tap.lineage import lineage_of
-from slime_plugin.tap.server import Listening
+from slime_plugin.recovery.conversations import find_conversations
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.engine.engine import Generation, Request
+from slime_plugin.rollout.messages import Message
+from slime_plugin.tap.limits import ServerSettings
+from slime_plugin.tap.server import TapServer
 from slime_plugin.tap.tap import Tap
 
 ROOT = Path(__file__).parent.parent
@@ -162,7 +162,7 @@ async def _serve(pipe: Connection, folder: Path) -> None:
     limits = Rollout(turns=10**6, context_tokens=10**7)
     tap = Tap(chat, limits, folder / "logs", model="policy")
     opened = 0
-    async with Listening(tap, Settings()) as server:
+    async with TapServer(tap, ServerSettings()) as server:
         pipe.send(server.port)
         while (command := await asyncio.to_thread(pipe.recv)) is not None:
             if command[0] == "open":
@@ -173,9 +173,9 @@ async def _serve(pipe: Connection, folder: Path) -> None:
             else:  # close
                 spent, tokens = {}, {}
                 for session in tap.sessions:
-                    (only,) = lineage_of(session.contexts, session.parents).lines
+                    (only,) = find_conversations(session.contexts, session.parents).all
                     assert len(only.chains) == 1
-                    assert not session.contexts.rendered_again()
+                    assert not session.contexts.unmatched_replies()
                     spent[session.id] = engine.spent.pop(session.id)
                     tokens[session.id] = [session.contexts.nodes[turn.at].length for turn in session.turns]
                     await session.close({})
@@ -231,7 +231,7 @@ def running(folder: Path) -> Iterator[Server]:
 class Agent:
     """A conversation as a client has it."""
 
-    dialect: str
+    wire_format: str
     token: str
     library: Library
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -244,7 +244,7 @@ class Agent:
         told = [(f"tool_{i}", self.library.passage(TOOL_TOKENS)) for i in range(TOOLS)]
         self.head = {"model": "policy", "stream": True}
         self.messages = [{"role": "user", "content": self.library.passage(100)}]
-        if self.dialect == "anthropic":
+        if self.wire_format == "anthropic":
             tools = [{"name": name, "description": text, "input_schema": schema} for name, text in told]
             self.head |= {"system": system, "tools": tools, "max_tokens": 2048}
         else:
@@ -263,7 +263,7 @@ class Agent:
         """Take an answer, and the result of the tool that it calls."""
         said, call = line(len(self.seconds) - 1), CALL_ID.findall(raw)[0].decode()
         arguments = {"path": said.path, "limit": 2000}
-        if self.dialect == "anthropic":
+        if self.wire_format == "anthropic":
             blocks: list[dict[str, Any]] = [
                 {"type": "thinking", "thinking": said.thought, "signature": ""},
                 {"type": "text", "text": said.text},
@@ -281,7 +281,7 @@ class Agent:
         """One turn, and a result of so many tokens."""
         body, headers = self.body(), self.headers
         begun = time.perf_counter()
-        wire.request("POST", PATHS[self.dialect], body, headers)
+        wire.request("POST", PATHS[self.wire_format], body, headers)
         response = wire.getresponse()
         raw = response.read()
         self.seconds.append(time.perf_counter() - begun)
@@ -291,7 +291,7 @@ class Agent:
     async def step_among(self, client: aiohttp.ClientSession, result: int) -> None:
         body = self.body()
         begun = time.perf_counter()
-        async with client.post(PATHS[self.dialect], data=body, headers=self.headers) as response:
+        async with client.post(PATHS[self.wire_format], data=body, headers=self.headers) as response:
             raw = await response.read()
         self.seconds.append(time.perf_counter() - begun)
         assert response.status == 200, raw
@@ -327,9 +327,9 @@ class Measured:
     """Of their prompts, in the middle."""
 
 
-def measure(server: Server, library: Library, dialect: str, course: Course) -> Measured:
+def measure(server: Server, library: Library, wire_format: str, course: Course) -> Measured:
     ((name, token),) = server.open(1)
-    agent = Agent(dialect, token, library)
+    agent = Agent(wire_format, token, library)
     wire = http.client.HTTPConnection("127.0.0.1", server.port)
     for turn in range(course.turns + course.measured):
         # The last filler is the first that is new in a measured request.
@@ -364,16 +364,16 @@ def row(what: str, values: dict[str, float]) -> str:
 
 def one_turn(server: Server, library: Library, chat: ChatML, sessions: int) -> dict[str, Any]:
     course = filling(chat, turns=20, measured=10, result=500)
-    found: dict[str, list[Measured]] = {dialect: [] for dialect in PATHS}
+    found: dict[str, list[Measured]] = {wire_format: [] for wire_format in PATHS}
     for _ in range(sessions):
-        for dialect in PATHS:
-            found[dialect].append(measure(server, library, dialect, course))
+        for wire_format in PATHS:
+            found[wire_format].append(measure(server, library, wire_format, course))
     print(f"\nbeyond the engine's own time, {sessions * course.measured} requests each; ms   median      p90      p99")
     told = {}
-    for dialect, every in found.items():
+    for wire_format, every in found.items():
         tokens = statistics.median(one.tokens for one in every)
-        told[dialect] = {"tokens": tokens} | percentiles([added for one in every for added in one.added])
-        print(row(f"{dialect}, {tokens:,.0f} tokens", told[dialect]))
+        told[wire_format] = {"tokens": tokens} | percentiles([added for one in every for added in one.added])
+        print(row(f"{wire_format}, {tokens:,.0f} tokens", told[wire_format]))
     return told
 
 
@@ -383,18 +383,18 @@ def by_turns(server: Server, library: Library, chat: ChatML, turns: Sequence[int
         "growing": {n: Course(n, filler=500, measured=8, result=150) for n in turns},
     }
     told: dict[str, Any] = {}
-    for dialect in PATHS:
+    for wire_format in PATHS:
         found: dict[tuple[str, int], list[Measured]] = defaultdict(list)
         again: dict[tuple[str, int], list[float]] = defaultdict(list)
         for _ in range(repeat):
             for context, of in courses.items():
                 for n, course in of.items():
-                    one = measure(server, library, dialect, course)
+                    one = measure(server, library, wire_format, course)
                     found[context, n].append(one)
                     again[context, n].append(again_seconds(chat, library, int(one.tokens)))
         for context, of in courses.items():
             size = "about the same size" if context == "fixed" else "some 630 tokens more with each turn"
-            print(f"\n{dialect}, a context of {size}, {repeat} repetitions")
+            print(f"\n{wire_format}, a context of {size}, {repeat} repetitions")
             print("   turns    tokens   median ms      p90      p99   / first   (range)      rendering it again, ms")
             first = [statistics.median(one.added) for one in found[context, turns[0]]]
             for n in of:
@@ -407,7 +407,7 @@ def by_turns(server: Server, library: Library, chat: ChatML, turns: Sequence[int
                     "ratios": [min(ratios), max(ratios)],
                     "again": statistics.median(again[context, n]) * 1e3,
                 }
-                told.setdefault(dialect, {}).setdefault(context, {})[n] = values
+                told.setdefault(wire_format, {}).setdefault(context, {})[n] = values
                 print(
                     f"  {n:6} {values['tokens']:9,.0f}   {values['median']:9.2f} {values['p90']:8.2f} "
                     f"{values['p99']:8.2f}   {values['ratio']:7.2f}   {min(ratios):.2f} to {max(ratios):.2f}   "
@@ -417,11 +417,11 @@ def by_turns(server: Server, library: Library, chat: ChatML, turns: Sequence[int
 
 
 async def many(server: Server, library: Library, sessions: int, think: float, turns: int = 20) -> dict[str, Any]:
-    """Half of them in each dialect; 500 tokens are new in each request."""
+    """Half of them in each wire_format; 500 tokens are new in each request."""
     cpu = server.close()[2]
     opened = server.open(sessions, think)
-    dialects = list(PATHS)
-    agents = [Agent(dialects[i % 2], token, library) for i, (_, token) in enumerate(opened)]
+    wire_formats = list(PATHS)
+    agents = [Agent(wire_formats[i % 2], token, library) for i, (_, token) in enumerate(opened)]
     url = f"http://127.0.0.1:{server.port}"
 
     async def play(agent: Agent, client: aiohttp.ClientSession, wait: float) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.tap_engine [--steps 30] [--json FILE]
 
 Two conversations of about 30,000 tokens grow side by side on one SGLang server, by a passage of 100 tokens and 8
-sampled ones a step. One is a client of the tap, in OpenAI's dialect; the other sends its token ids straight to the
+sampled ones a step. One is a client of the tap, in OpenAI's wire_format; the other sends its token ids straight to the
 engine. Both are timed from the first byte of the request to the last of the answer; who goes first alternates.
 """
 
@@ -30,13 +30,13 @@ import orjson
 
 from benchmarks.tap import CONTEXT, VOCABULARY, Library, percentiles, row, train_tokenizer
 from examples import make_model
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.engine.sglang import SglangEngine
-from slime_plugin.bridge.messages import Message
-from slime_plugin.bridge.server import Flags, Server
 from slime_plugin.config.rollout import Engine, Rollout
-from slime_plugin.tap.limits import Settings
-from slime_plugin.tap.server import Listening
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.engine.sglang_client import SglangEngine
+from slime_plugin.rollout.messages import Message
+from slime_plugin.rollout.server import Flags, Server
+from slime_plugin.tap.limits import ServerSettings
+from slime_plugin.tap.server import TapServer
 from slime_plugin.tap.tap import Tap
 
 NEW, SAMPLED = 100, 8
@@ -53,11 +53,11 @@ def serve(pipe: Connection, folder: Path, engine: str) -> None:
 async def _serve(pipe: Connection, folder: Path, url: str) -> None:
     chat, limits = ChatML.load(folder), Rollout(turns=10**6, context_tokens=10**6)
     tap = Tap(chat, limits, folder / "logs", model="policy")
-    async with SglangEngine(url, Engine(), limits, chat.stop_ids) as engine, Listening(tap, Settings()) as server:
+    async with SglangEngine(url, Engine(), limits, chat.stop_ids) as engine, TapServer(tap, ServerSettings()) as server:
         _, token = tap.open("measured", engine, seed=7)
         pipe.send((server.port, token))
         await asyncio.to_thread(pipe.recv)
-        assert not tap.sessions[0].contexts.rendered_again()
+        assert not tap.sessions[0].contexts.unmatched_replies()
 
 
 @contextmanager

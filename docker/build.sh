@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds an image with the versions of docker/versions.env.
+# Build an image with the versions of docker/versions.env.
 set -euo pipefail
 
 usage() {
@@ -8,8 +8,8 @@ usage: docker/build.sh cpu|slime [TAG]
   cpu     the command line, the quick start and the tests, without a GPU
   slime   slime with this package: training on GPUs
 TAG is the name of the image (default: memorywalker:cpu or memorywalker:slime).
-PIP_EXTRA_INDEX_URL, if it is set, is handed on; see pytorch.org for where a CPU build of torch is.
-HARNESSES, if it is set ("claude opencode"), names the agents that the slime image is to have.
+PIP_EXTRA_INDEX_URL is passed on if set; pytorch.org lists the index of the CPU builds of torch.
+HARNESSES ("claude opencode") names the agents to install in the slime image, if set.
 TEXT
 }
 [[ ${1:-} == -h || ${1:-} == --help ]] && usage && exit

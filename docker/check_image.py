@@ -14,8 +14,8 @@ def found(package: str) -> str:
 
 
 def main() -> None:
-    asked = dict(word.split("=", 1) for word in sys.argv[1:])
-    wrong = [f"{name} is {found(name)}, not {wanted}" for name, wanted in asked.items() if found(name) != wanted]
+    expected = dict(word.split("=", 1) for word in sys.argv[1:])
+    wrong = [f"{name} is {found(name)}, not {right}" for name, right in expected.items() if found(name) != right]
     if wrong:
         sys.exit("; ".join(wrong) + "; docker/versions.env names the versions")
 

@@ -8,7 +8,7 @@ FROM python:${PYTHON}-slim
 
 WORKDIR /opt/memorywalker
 COPY . .
-# Where pip finds a CPU build of torch, which is much smaller than the other one, see pytorch.org.
+# Index of the CPU builds of torch, which are much smaller; see pytorch.org.
 ARG PIP_EXTRA_INDEX_URL
 RUN launch/setup.sh && .venv/bin/memorywalker --help
 ENTRYPOINT ["/opt/memorywalker/.venv/bin/memorywalker"]

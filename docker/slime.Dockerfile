@@ -1,4 +1,4 @@
-# slime's image with this package in it. Versions are those of docker/versions.env:
+# slime's image with this package. Versions are those of docker/versions.env:
 #   docker/build.sh slime
 #   docker run --rm -it --gpus all --ipc=host --network=host -v "$PWD/models:/opt/memorywalker/models" \
 #     -v "$PWD/data:/opt/memorywalker/data" -v "$PWD/runs:/opt/memorywalker/runs" memorywalker:slime bash
@@ -6,16 +6,16 @@ ARG SLIME_IMAGE
 ARG SLIME_IMAGE_TAG
 FROM ${SLIME_IMAGE}:${SLIME_IMAGE_TAG}
 
-# Where slime's image keeps them; the launch scripts and slime itself look there.
+# Their folders in slime's image, for the launch scripts and slime itself.
 ENV SLIME_DIR=/root/slime MEGATRON_DIR=/root/Megatron-LM
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
-# slime at the commit that the hooks were written for. It is installed as a link to its folder.
+# slime at the commit that the hooks were written for. It is an editable installation.
 ARG SLIME_COMMIT
 RUN git -C "$SLIME_DIR" fetch --quiet origin "$SLIME_COMMIT" \
  && git -C "$SLIME_DIR" checkout --quiet --force "$SLIME_COMMIT"
 
-# Everything else is as the image has it. Megatron is patched there, so only its commit can be compared.
+# Everything else stays as in the image. Megatron is patched there, so only its commit can be compared.
 ARG MEGATRON_COMMIT
 ARG SLIME_SGLANG
 ARG SLIME_TORCH
@@ -26,7 +26,7 @@ RUN test "$(git -C "$MEGATRON_DIR" rev-parse HEAD)" = "$MEGATRON_COMMIT" \
  && python3 /tmp/check_image.py sglang="$SLIME_SGLANG" torch="$SLIME_TORCH" numpy="$SLIME_NUMPY" \
       transformers="$SLIME_TRANSFORMERS"
 
-# Packages that slime's image does not have, and nothing that they ask for: slime's versions stay what they are.
+# Packages that slime's image lacks, without their dependencies, so that slime's versions stay unchanged.
 ARG BM25S
 ARG TENSORBOARDX
 RUN pip install --no-cache-dir --no-deps "bm25s==$BM25S" "tensorboardx==$TENSORBOARDX"
@@ -39,7 +39,7 @@ RUN pip install --no-cache-dir --no-deps -e . \
  && python3 docker/check_image.py sglang="$SLIME_SGLANG" torch="$SLIME_TORCH" numpy="$SLIME_NUMPY" \
       transformers="$SLIME_TRANSFORMERS"
 
-# The agents of the black-box cells, if they are wanted: HARNESSES="claude opencode" docker/build.sh slime
+# The agents of the black-box cells, on request: HARNESSES="claude opencode" docker/build.sh slime
 ARG HARNESSES
 RUN if [[ -n "$HARNESSES" ]]; then \
       apt-get update && apt-get install --yes --no-install-recommends nodejs npm && rm -rf /var/lib/apt/lists/* \

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Evaluates the last checkpoint of a run on the questions of evaluation.questions.
+# Evaluate the last checkpoint of a run on evaluation.questions.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: launch/eval.sh CONFIG [--nodes N] [--with FILE]... [--out DIR] [--dry-run] [KEY=VALUE]...
-Evaluates the last checkpoint of a run, or the model itself if there is none, on evaluation.questions.
+Evaluate the last checkpoint of a run on evaluation.questions; without a checkpoint, the model itself.
   --out DIR     folder of the run (default: runs/NAME_OF_CONFIG)
-  --nodes N, --with FILE, --dry-run: as launch/train.sh has them
+  --nodes N, --with FILE, --dry-run: as in launch/train.sh
 TEXT
 }
 # shellcheck source=launch/lib/job.sh

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Installs the agents that the tap can serve, Claude Code and OpenCode, into .harnesses in the project root.
-# Run it as often as you like: what is there at its version is left alone.
+# Install the agents that the tap can serve, Claude Code and OpenCode, into .harnesses in the project root.
+# An agent that is installed at its version is skipped.
 set -euo pipefail
 
-claude_version=2.1.325 # the versions that the drivers in slime_plugin/tap/drivers were tried with
+claude_version=2.1.325 # the versions that the drivers in slime_plugin/agents were tested with
 opencode_version=1.18.33
 
 usage() {
   cat <<'TEXT'
 usage: launch/harnesses.sh [claude] [opencode]
-Installs these agents, or both, with npm into .harnesses; the programs are then .harnesses/bin/claude and
-.harnesses/bin/opencode, where a configuration looks for them. Needs node and npm, and about 350 MB for each.
+Install these agents, or both, with npm into .harnesses; the programs are .harnesses/bin/claude and
+.harnesses/bin/opencode, where configurations expect them. Needs node and npm, and about 350 MB for each.
 TEXT
 }
 
@@ -36,21 +36,21 @@ done
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# Programs are in packages of their own, one per platform. The packages that people know only copy them into place in
-# a script after installing, and npm may be set not to run such scripts: so the right one is linked here.
+# Programs are in one package per platform. The main packages only copy them into place in a post-install script, which
+# npm may be configured not to run: so the program is linked here.
 case $(uname -m) in
   x86_64) machine=x64 ;;
   aarch64 | arm64) machine=arm64 ;;
   *) stop "there are no agents for $(uname -m); use x86_64 or aarch64" ;;
 esac
-[[ $(uname -s) == Linux ]] || stop "this is for Linux, and here is $(uname -s)"
+[[ $(uname -s) == Linux ]] || stop "agents run on Linux, and this is $(uname -s)"
 libc=''
 if compgen -G '/lib/ld-musl-*' >/dev/null; then
   libc=-musl
 fi
-older='' # OpenCode has another program for processors without AVX2
+baseline='' # OpenCode has another program for processors without AVX2
 if [[ $machine == x64 ]] && ! grep -qw avx2 /proc/cpuinfo; then
-  older=-baseline
+  baseline=-baseline
 fi
 
 install() { # NAME VERSION PACKAGE PROGRAM
@@ -64,7 +64,7 @@ install() { # NAME VERSION PACKAGE PROGRAM
     npm install --prefix "$folder" --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel error "$3@$2"
     [[ -f $program ]] || stop "$3@$2 has no $4 for this machine; look into $folder/node_modules"
     chmod +x "$program"
-    echo "$2" >"$folder/version" # written last: what was interrupted is done again
+    echo "$2" >"$folder/version" # written last, so that an interrupted installation is repeated
   fi
   mkdir -p .harnesses/bin
   ln -sfn "../$1/node_modules/$4" ".harnesses/bin/$1"
@@ -74,6 +74,6 @@ install() { # NAME VERSION PACKAGE PROGRAM
 for name in "${wanted[@]}"; do
   case $name in
     claude) install claude "$claude_version" @anthropic-ai/claude-code "@anthropic-ai/claude-code-linux-$machine$libc/claude" ;;
-    opencode) install opencode "$opencode_version" opencode-ai "opencode-linux-$machine$older$libc/bin/opencode" ;;
+    opencode) install opencode "$opencode_version" opencode-ai "opencode-linux-$machine$baseline$libc/bin/opencode" ;;
   esac
 done

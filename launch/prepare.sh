@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# What a job needs beside a configuration: the model as a Megatron checkpoint, and questions.
+# Prepare the inputs of a job: the model as a Megatron checkpoint, and questions.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: launch/prepare.sh MODEL_DIR [--questions FILE...] [--answers NAME] [--dev SHARE] [--out DIR] [--gpus N] [--dry-run]
-Converts a Hugging Face checkpoint into MODEL_DIR_torch_dist, and splits questions into train.jsonl and dev.jsonl.
-What is done already is left alone; what was interrupted is done again.
+Convert a Hugging Face checkpoint into MODEL_DIR_torch_dist, and split questions into train.jsonl and dev.jsonl.
+Finished steps are skipped; interrupted ones are repeated.
   MODEL_DIR       folder of the checkpoint; to get one: hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B
-  --questions     files of JSON lines with question, answers and, if there is one, id
-  --answers NAME  what the answers are called in these files: answers, golden_answers, answer or label
+  --questions     files of JSON lines with question, answers and optionally id
+  --answers NAME  field with the answers in these files: answers, golden_answers, answer or label
   --dev SHARE     share of the questions that are never trained on (default: 0.02)
-  --out DIR       folder for train.jsonl and dev.jsonl (default: data, where the configurations look)
+  --out DIR       folder for train.jsonl and dev.jsonl (default: data, as in the configurations)
   --gpus N        GPUs that convert together (default: 1)
-  --dry-run       print the commands, and do nothing
-SLIME_DIR and MEGATRON_DIR name the folders of slime and Megatron-LM; the image has both set.
+  --dry-run       print the commands and exit
+SLIME_DIR and MEGATRON_DIR are the folders of slime and Megatron-LM; both are set in the image.
 TEXT
 }
 # shellcheck source=launch/lib/job.sh
@@ -45,12 +45,12 @@ while [[ $# -gt 0 ]]; do
       ;;
     --gpus)
       gpus=$(value_of "$1" "$@") || exit
-      [[ $gpus =~ ^[1-9][0-9]*$ ]] || misused "--gpus $gpus is no number of GPUs"
+      [[ $gpus =~ ^[1-9][0-9]*$ ]] || misused "--gpus $gpus is not a number of GPUs"
       shift
       ;;
     -*) misused "there is no option $1" ;;
     *)
-      [[ -z $model ]] || misused "$1 is too much; questions come behind --questions"
+      [[ -z $model ]] || misused "unexpected $1; files of questions follow --questions"
       model=$(absolute "${1%/}")
       ;;
   esac
@@ -67,12 +67,12 @@ run_or_show() {
   fi
 }
 
-# 1. The model, by slime's own tool. Its flags are those of a job, up to where it comes to checkpoints.
+# 1. The model, with slime's own tool. Its flags are those of a job up to --hf-checkpoint.
 converted=${model}_torch_dist
 if [[ -f $converted/latest_checkpointed_iteration.txt ]]; then
   echo "$script: $converted is there already" >&2
 else
-  [[ ! -e $converted ]] || stop "$converted is there and holds no checkpoint; move it away"
+  [[ ! -e $converted ]] || stop "$converted exists and holds no checkpoint; move it away"
   [[ $dry_run == yes || -f $model/config.json ]] ||
     stop "$model holds no Hugging Face checkpoint; hf download Qwen/Qwen3-4B --local-dir $model gets one"
   for name in SLIME_DIR MEGATRON_DIR; do
@@ -85,16 +85,16 @@ else
   python=(python3)
   [[ $gpus -eq 1 ]] || python=(python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus")
   run_or_show rm -rf "$converted.part"
-  # What is in place is complete: it gets its name only once it is.
+  # Renamed when complete, so that an interrupted conversion is repeated.
   run_or_show env "PYTHONPATH=${MEGATRON_DIR:-MEGATRON_DIR}:${SLIME_DIR:-SLIME_DIR}" CUDA_DEVICE_MAX_CONNECTIONS=1 \
     "${python[@]}" "${SLIME_DIR:-SLIME_DIR}/tools/convert_hf_to_torch_dist.py" "${flags[@]}" \
     --hf-checkpoint "$model" --save "$converted.part"
   run_or_show mv "$converted.part" "$converted"
 fi
 
-# 2. Questions: which are for training and which are not follows from their text alone.
+# 2. Questions: the side of a question depends on its text alone.
 if [[ ${#questions[@]} -gt 0 ]]; then
   run_or_show python3 -m slime_plugin.cluster.prepare "${questions[@]}" --out "$out" "${splitting[@]}"
 elif [[ ! -f $out/train.jsonl ]]; then
-  echo "$script: $out/train.jsonl is not there, and no --questions were given to make it from" >&2
+  echo "$script: $out/train.jsonl does not exist; make it with --questions" >&2
 fi

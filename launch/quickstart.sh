@@ -5,21 +5,21 @@ set -euo pipefail
 
 if [[ ${1:-} == -h || ${1:-} == --help || $# -gt 1 ]]; then
   echo "usage: launch/quickstart.sh [FOLDER]" >&2
-  echo "Sets up what is missing, trains, compares the five methods on the same rollouts and writes a report." >&2
-  echo "FOLDER is that of the run (default: runs/quickstart); a run that is there already goes on where it stopped." >&2
+  echo "Set up what is missing, train, compare the five methods on the same rollouts and write a report." >&2
+  echo "FOLDER is that of the run (default: runs/quickstart); an existing run is resumed." >&2
   [[ $# -eq 1 ]] && exit 0
   exit 2
 fi
 here=$(pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 run=${1:-runs/quickstart}
-[[ $# -eq 1 && $run != /* ]] && run=$here/$run # as seen from where it was typed
+[[ $# -eq 1 && $run != /* ]] && run=$here/$run # relative to where it was typed
 
 # 1. Python packages: SGLang, megatron-core, Ray, this package. Minutes the first time, nothing after that.
 launch/setup.sh
 export PATH=$PWD/.venv/bin:$PATH
 
-# 2. Is everything here that the run needs?
+# 2. Check that everything is installed that the run needs.
 memorywalker doctor configs/quickstart.yaml --out "$run"
 
 # 3. GRPO with exact contexts (agentfold x mask4d): rollouts on a real SGLang server, updates on Megatron, through Ray.

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv in the project root with the pinned packages of requirements.lock, SGLang, and this package in it.
-# Run it as often as you like: if nothing changed since the last time, it does nothing.
+# Create .venv in the project root with the pinned packages of requirements.lock, SGLang, and this package.
+# Does nothing if nothing has changed since the last time.
 set -euo pipefail
 
 if [[ $# -gt 0 ]]; then
   echo "usage: [PYTHON=python3.12] launch/setup.sh" >&2
-  echo "Makes or updates .venv in the project root; PYTHON is the interpreter to make it with (3.11 or newer)." >&2
+  echo "Create or update .venv in the project root; PYTHON is the interpreter to create it with (3.11 or newer)." >&2
   [[ $1 == -h || $1 == --help ]] && exit 0
   exit 2
 fi
@@ -17,8 +17,8 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
   exit 1
 fi
 
-# An environment belongs to one interpreter and one folder (it does not survive a copy); a change of either makes it
-# anew. A change of what it holds is installed into it, so that what else was installed there stays.
+# An environment belongs to one interpreter and one folder, and cannot be copied; a change of either recreates it.
+# Changed requirements are installed into it, so that other packages installed there stay.
 made_for="$("$python" --version) $PWD"
 holds=$(cat requirements.lock requirements.torch requirements.sglang pyproject.toml | sha256sum | cut -d ' ' -f 1)
 stamp=.venv/.memorywalker-setup # written last: an interrupted set-up is done again
@@ -27,7 +27,7 @@ if [[ -f $stamp && $(<"$stamp") == "$made_for $holds" ]]; then
 fi
 
 if [[ ! -f $stamp || $(<"$stamp") != "$made_for "* ]]; then
-  echo "setup: making .venv with $("$python" --version)"
+  echo "setup: creating .venv with $("$python" --version)"
   "$python" -m venv --clear .venv
 fi
 echo "setup: installing requirements.torch, requirements.lock and requirements.sglang"

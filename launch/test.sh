@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets up what is missing and runs the whole test suite. Arguments go to pytest: launch/test.sh -k trie
+# Set up what is missing and run the whole test suite. Arguments go to pytest: launch/test.sh -k trie
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 launch/setup.sh
-exec .venv/bin/python -m pytest -n auto -p tests.bridge.workers "$@"
+exec .venv/bin/python -m pytest -n auto -p tests.rollout.workers "$@"

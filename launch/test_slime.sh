@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs tests/slime through slime's own source and Megatron-LM's, on a CPU. Arguments go to pytest.
+# Run tests/slime against the sources of slime and Megatron-LM, on a CPU. Arguments go to pytest.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: SLIME_SRC=DIR MEGATRON_SRC=DIR launch/test_slime.sh [PYTEST ARGUMENTS]
-Runs the hooks through slime's own parser, rollout loop, batches, losses and schedules. Neither source is part of this project:
+Run the hooks through slime's own parser, rollout loop, batches, losses and schedules. Neither source is part of this project:
   SLIME_SRC      slime, at the commit that docker/versions.env names
   MEGATRON_SRC   Megatron-LM, at the commit named there, with slime's docker/patch/latest/megatron*.patch applied
-Makes .venv-slime on top of .venv, with requirements.slime in it.
+Creates .venv-slime on top of .venv, with requirements.slime.
 TEXT
 }
 [[ ${1:-} == -h || ${1:-} == --help ]] && usage && exit
@@ -26,13 +26,13 @@ launch/setup.sh
 stamp=.venv-slime/.memorywalker-setup
 holds=$(cat .venv/.memorywalker-setup requirements.slime | sha256sum)
 if [[ ! -f $stamp || $(<"$stamp") != "$holds" ]]; then
-  echo "test_slime.sh: making .venv-slime" >&2
+  echo "test_slime.sh: creating .venv-slime" >&2
   .venv/bin/python -m venv --clear .venv-slime
-  # What is in .venv counts as installed, so that only what is missing there is added here.
+  # Packages of .venv count as installed, so that only missing ones are added.
   .venv/bin/python -c 'import site; print(*site.getsitepackages(), sep="\n")' \
     >"$(.venv-slime/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth"
   .venv-slime/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.slime 2>&1 |
-    grep -v -e 'dependency resolver' -e ' requires ' >&2 || true # SGLang on a CPU is installed without what it asks for
+    grep -v -e 'dependency resolver' -e ' requires ' >&2 || true # SGLang on a CPU is installed without its dependencies
   .venv-slime/bin/python -c 'import pandas, pyarrow, wandb, omegaconf' # or the installation failed
   echo "$holds" >"$stamp"
 fi

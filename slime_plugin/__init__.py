@@ -1,10 +1,9 @@
 """MemoryWalker: train agents on the contexts they really saw.
 
-The sub-packages follow the data: ``bridge`` (where rollouts come from), ``record`` (what a rollout leaves behind),
-``tree`` (what is derived from it), ``methods`` (what a trainer is fed), ``megatron`` (what a trainer does with it),
-``seam`` and ``hooks`` (all of that as slime wants it), ``local`` (the whole loop on one machine), ``report`` (what a
-person looks at), ``cli`` (how it is called). A module imports only what lies upstream of it; ``make check`` enforces
-that.
+The sub-packages follow the data: ``rollout`` and ``tap`` sample, ``recovery`` reconstructs what an agent did,
+``record`` is what a rollout leaves, ``tree`` and ``methods`` turn it into rows, ``train`` computes losses and
+gradients, ``slime`` and ``hooks`` are what slime calls, ``local`` and ``cluster`` run it, ``report`` and ``cli`` are
+for people. Imports point one way, from the last to the first (the contracts are in ``pyproject.toml``).
 """
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"

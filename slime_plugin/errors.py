@@ -1,7 +1,6 @@
-"""Errors a user can act on: each message names the place, both numbers and the remedy. And words for such messages.
+"""Errors that a user can act on. Each message names the place, both numbers and the remedy.
 
-Everything raised on purpose derives from :class:`MemoryWalkerError`; the command line prints those without a
-traceback. Anything else that escapes is a bug in this package.
+The command line prints every :class:`MemoryWalkerError` without a traceback; any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 
 
 class MemoryWalkerError(Exception):
-    """Base of all errors that are the input's fault, not the program's."""
+    """Base of all errors caused by the input."""
 
 
 class ConfigError(MemoryWalkerError):
-    """A configuration file or command-line setting that cannot be meant."""
+    """An invalid configuration file or command-line setting."""
 
 
 class LayoutError(MemoryWalkerError):
@@ -24,7 +23,7 @@ class LayoutError(MemoryWalkerError):
 
 
 class StoreError(MemoryWalkerError):
-    """A store file that cannot be opened, written or read on."""
+    """A store file that cannot be opened, written or read to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class RecordError(MemoryWalkerError):
         super().__init__("\n".join(self.lines()))
 
     def __reduce__(self) -> tuple[type[RecordError], tuple[str, tuple[Defect, ...]]]:
-        return type(self), (self.where, self.defects)  # so that it survives the way out of a Ray worker
+        return type(self), (self.where, self.defects)  # picklable, for Ray
 
     def lines(self) -> list[str]:
         """One line per defect, each naming the record."""
@@ -61,7 +60,7 @@ class RecordError(MemoryWalkerError):
 
 
 def nearest(word: object, words: Sequence[str]) -> str:
-    """The word that was probably meant, or all there are.
+    """The most similar word, or the list of all.
 
     >>> nearest("popp", ["pop", "fold"]), nearest("x", ["pop", "fold"])
     ("'pop'", 'one of pop, fold')

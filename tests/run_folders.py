@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slime_plugin.record import Record, StoreWriter
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.run.folder import RunFolder
 from tests.conftest import example
 
 REWARDS = (0.125, 0.25, 0.5)

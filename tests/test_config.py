@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,16 +12,16 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter
 
-from slime_plugin.bridge.editors import EDITORS
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.frozen import Frozen, load_config, parse_yaml, to_yaml
+from slime_plugin.config.frozen import Frozen, load_config, parse_config, parse_yaml, to_yaml
 from slime_plugin.config.harness import BLACK_BOXES, AgentFold
 from slime_plugin.config.method import Mask4d, Sdcc
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.tools import DashScope, Search, Visit
-from slime_plugin.config.training import check_training
 from slime_plugin.errors import ConfigError
 from slime_plugin.methods import METHODS
+from slime_plugin.rollout.editors import EDITORS
+from slime_plugin.slime.refusals import check_training
 from tests.cli import run
 from tests.conftest import ROOT
 
@@ -171,7 +172,26 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 class _Rates(Frozen):
+    RENAMED: typing.ClassVar = {"speed": "rate"}
     rate: float = Field(ge=0)
+
+
+class _Nested(Frozen):
+    rates: _Rates | None = None
+
+
+@pytest.mark.parametrize("text", ["rates: {speed: 0.5}", "rates: {rate: 0.5}"])
+def test_a_renamed_key_is_accepted_with_a_warning(text: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert parse_config(parse_yaml(text, ""), _Nested, "x") == _Nested(rates=_Rates(rate=0.5))
+    expected = ["configuration key speed is now rate; rename it"] if "speed" in text else []
+    assert [str(warning.message) for warning in caught] == expected
+
+
+def test_a_renamed_key_is_refused_beside_its_new_name() -> None:
+    with pytest.raises(ConfigError, match="x: rates: speed is the old name of rate, and both are given; use rate"):
+        parse_config({"rates": {"speed": 1.0, "rate": 2.0}}, _Nested, "x")
 
 
 @pytest.mark.parametrize("text", ["1e-6", "1E-6", "1.0e-6", "0.000001", ".000001", "1e-06"])
@@ -280,7 +300,7 @@ def test_what_is_commented_out_in_the_reference_can_be_put_in_force() -> None:
         tags |= {f"{name}: {item.get('type')}" for item in values}
     assert tags == {
         *(f"harness: {name}" for name in ("tc_rag", "agentfold", "memexrl", *BLACK_BOXES, "package.module:Name")),
-        *(f"method: {name}" for name in ("naive_compressed", "naive_full", "logittree", "sdcc")),
+        *(f"method: {name}" for name in ("naive_compressed", "naive_full", "logittree", "sdcc", "package.module:Name")),
         *(f"tools: {name}" for name in ("search", "visit", "package.module:Name")),
         *(f"backend: {name}" for name in ("bm25", "http")),
         "reward: package.module:Name",
@@ -303,12 +323,12 @@ def test_what_is_commented_out_in_the_reference_can_be_put_in_force() -> None:
         (["rollout.questions=nowhere.jsonl"], "rollout.questions: there is no file nowhere.jsonl"),
         (
             ["trainer.prompts=4", "rollout.samples=16", "trainer.steps=7"],
-            "trainer.steps: 64 rollouts (trainer.prompts 4 x rollout.samples 16) cannot be dealt out evenly to 7 "
+            "trainer.steps: 64 rollouts (trainer.prompts 4 x rollout.samples 16) cannot be divided evenly into 7 "
             "steps; use 4 or 8",
         ),
         (
             ["trainer.prompts=3", "rollout.samples=2", "trainer.steps=9"],
-            "trainer.steps: 6 rollouts (trainer.prompts 3 x rollout.samples 2) cannot be dealt out evenly to 9 "
+            "trainer.steps: 6 rollouts (trainer.prompts 3 x rollout.samples 2) cannot be divided evenly into 9 "
             "steps; use 6",
         ),
         (

@@ -50,7 +50,7 @@ def test_this_machine_has_all_that_is_needed(tmp_path: Path) -> None:
     """The real thing: packages are imported, a port is bound, files are written."""
     result = run("doctor", QUICKSTART, "--out", str(tmp_path / "runs"))
     assert result.exit_code == 0, result.stdout
-    assert "all that is needed is there" in result.stdout
+    assert "nothing is missing" in result.stdout
     lines = {line.split()[1]: line.split()[0] for line in result.stdout.splitlines() if line[:1] not in ("", " ")}
     for name in (
         "Python",
@@ -117,7 +117,7 @@ def test_a_package_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.M
     finding = machine.package(broken, probed)
     assert finding.status == "missing"
     assert finding.found == "cannot be imported: RuntimeError: built for another CUDA"
-    assert finding.remedy == "install it anew: pip it"
+    assert finding.remedy == "reinstall it: pip it"
     finding = machine.package(sound, probed)
     assert (finding.status, finding.found) == ("warn", "from source, its version is unknown; tested with 1.0")
 
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_written_to() -> None:
     code, findings = found("--out", "/proc/runs")
     assert code == 1
     (folder,) = findings["run folder"]
-    assert folder["found"].startswith("/proc/runs (to be made in /proc) cannot be written to: ")
+    assert folder["found"].startswith("/proc/runs (to be created in /proc) cannot be written to: ")
 
 
 def test_few_open_files() -> None:
@@ -297,6 +297,8 @@ def test_files_and_code_that_a_configuration_names(tmp_path: Path) -> None:
     assert "'examples.editors.keep_last' has no 'KeepLst'; use 'KeepLast'" in findings["code"][0]["found"]
     code, findings = found(QUICKSTART, "harness=examples.editors.keep_last:KeepLast")
     assert (code, findings["code"][0]["status"]) == (0, "ok")
+    code, findings = found(QUICKSTART, "tracking.metrics=[math:sqroot]")
+    assert (code, findings["code"][0]["found"]) == (1, "tracking.metrics: 'math' has no 'sqroot'; use 'sqrt'")
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"question": "?", "answers": ["a"]}\n{"question": 1}\n')
     code, findings = found(QUICKSTART, f"rollout.questions={questions}")

@@ -22,10 +22,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import psutil
 import pytest
 
 from slime_plugin.cluster.flags import check_command_line
-from slime_plugin.local.processes import Process, descendants, end_all
+from slime_plugin.run.processes import descendants, is_alive, start_ticks, terminate
 from tests.cli import run
 from tests.conftest import ROOT
 
@@ -196,14 +197,14 @@ def test_paths_count_from_where_they_were_typed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train.sh", CELL, "--nodes", "3"], "there is no configs/nodes/3.yaml; sizes there are: 1 2 4 32"),
+        (["train.sh", CELL, "--nodes", "3"], "there is no configs/nodes/3.yaml; available sizes: 1 2 4 32"),
         (["train.sh", CELL, "--nodes", "4"], "asks for 4 nodes (cluster.nodes), and this starts 1"),
         (["train.sh", CELL, "trainer.tq=2"], "trainer.tq"),
         (["cluster.sh", "-a,b,c", CELL, "--nodes", "4"], "3 hosts for a configuration of 4 nodes (cluster.nodes)"),
-        (["cluster.sh", "-a,a", CELL, "--nodes", "2"], "a is named twice"),
-        (["cluster.sh", "-a,b;c", CELL, "--nodes", "2"], "b;c is no name of a host"),
+        (["cluster.sh", "-a,a", CELL, "--nodes", "2"], "a is listed twice"),
+        (["cluster.sh", "-a,b;c", CELL, "--nodes", "2"], "b;c is not a host name"),
         (["cluster.sh", "no-file", CELL], "no-file: there is no such file"),
-        (["slurm.sbatch", CELL], "this is no Slurm job"),
+        (["slurm.sbatch", CELL], "this is not a Slurm job"),
         (["prepare.sh", "no-model"], "holds no Hugging Face checkpoint; hf download"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -241,7 +242,7 @@ class Job:
 
     folder: Path
     began: list[subprocess.Popen[str]] = field(default_factory=list)
-    processes: set[Process] = field(default_factory=set)
+    processes: set[psutil.Process] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         model = write_model(self.folder)
@@ -297,7 +298,7 @@ class Job:
         if not (self.folder / "report.json").exists():
             pytest.fail(self.output())
         for job in self.began:
-            self.processes |= {*descendants(job.pid), *filter(None, [Process.of(job.pid)])}
+            self.processes |= {*descendants(job.pid), *([psutil.Process(job.pid)] if job.poll() is None else [])}
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
         return report
 
@@ -306,13 +307,13 @@ class Job:
 
     def nothing_is_left(self) -> None:
         assert len(self.processes) > 10, "Ray was there"
-        self.wait_for(lambda: not any(process.alive for process in self.processes))
+        self.wait_for(lambda: not any(map(is_alive, self.processes)))
         assert list((self.run / "processes").iterdir()) == []
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + 90
         while not condition():
-            assert time.monotonic() < until, [process for process in self.processes if process.alive]
+            assert time.monotonic() < until, [process for process in self.processes if is_alive(process)]
             time.sleep(0.1)
 
     def clear(self) -> None:
@@ -320,7 +321,7 @@ class Job:
             left = descendants(job.pid)
             if job.poll() is None:
                 job.kill()
-            end_all([*left, *self.processes])
+            terminate([*left, *self.processes])
             if job.stdout is not None:
                 job.stdout.close()
 
@@ -347,13 +348,13 @@ def test_two_hosts_from_start_to_end(job: Job) -> None:
         for entry in json.loads(path.read_text())["processes"]
     }
     assert report["pid"] in {pid for pid, _ in written}
-    known = {(process.pid, process.began) for process in job.processes}
+    known = {(process.pid, start_ticks(process)) for process in job.processes if is_alive(process)}
     assert written - known <= {pair for pair in written if not Path(f"/proc/{pair[0]}").exists()}, "each is one of ours"
 
     plugin = (job.run / "plugin.yaml").read_bytes()
     second = script("launch/train.sh", CELL, "--out", str(job.run), "method=sdcc")
     assert second.returncode == 1
-    assert f"{job.run}: another job is at work in it (process {job.began[0].pid})" in second.stderr
+    assert f"{job.run}: another job is using it (process {job.began[0].pid})" in second.stderr
     assert (job.run / "plugin.yaml").read_bytes() == plugin
 
     (job.folder / "go").touch()
@@ -412,10 +413,10 @@ def test_a_node_that_is_killed_leaves_nothing_that_the_next_start_does_not_end(j
     started = job.start("train.sh", ranks=1)
     job.report()
     (node,) = [p for p in job.processes if b"node.py" in Path(f"/proc/{p.pid}/cmdline").read_bytes()]
-    node.signal(signal.SIGKILL)
+    node.kill()
     job.output()
     assert started.returncode == 128 + signal.SIGKILL
-    job.wait_for(lambda: not any(process.alive for process in job.processes))
+    job.wait_for(lambda: not any(map(is_alive, job.processes)))
 
     (job.folder / "report.json").unlink()
     again = job.start("train.sh", ranks=1)

@@ -18,11 +18,10 @@ from slime_plugin.cli import matrix
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.local.processes import descendants
-from slime_plugin.report.folder import RunFolder
-from slime_plugin.report.matrix import control_line, matrix_table
+from slime_plugin.report.matrix_table import control_line, matrix_table
 from slime_plugin.report.run_data import read_runs
-from slime_plugin.seam.args import carry
+from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.processes import descendants, is_alive
 from tests.cli import INTERRUPTIBLE, run
 from tests.conftest import ROOT
 from tests.run_folders import COSTS, DRIFTS, compare, iteration, make_run, running
@@ -40,7 +39,7 @@ def project_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begin(folder: RunFolder, cell: Cell) -> None:
     folder.path.mkdir(exist_ok=True)
-    folder.settings.write_text(json.dumps({"version": 1, "cell": carry(cell)}), encoding="utf-8")
+    folder.settings.write_text(json.dumps({"version": 1, "cell": cell.to_json()}), encoding="utf-8")
 
 
 def train(folder: RunFolder, cell: Cell) -> None:
@@ -146,7 +145,7 @@ class TestRefusals:
         words = (TC_RAG, ONE, "trainer.lr=1e-3", "--methods", "mask4d", "--out", str(tmp_path))
         result = run("matrix", *words)
         assert result.exit_code == 1
-        assert f"{folder.path}: was begun with trainer.lr = 0.0003, not 0.001" in result.stderr
+        assert f"{folder.path}: was started with trainer.lr = 0.0003, not 0.001" in result.stderr
 
     def test_damaged_metrics_name_their_cell(self, tmp_path: Path) -> None:
         folder = finished(tmp_path, "mask4d")
@@ -181,7 +180,7 @@ class TestWork:
         assert result.exit_code == 1
         said = result.stderr.splitlines()
         assert any(line.startswith(f"Error: {TC_RAG}: {tmp_path / 'tc_rag-naive_full'}") for line in said)
-        assert said[-1] == "failed: tc_rag-naive_full; the same command tries again"
+        assert said[-1] == "failed: tc_rag-naive_full; the same command retries"
         assert "cell 2 of 2: tc_rag-sdcc: finished already" in said
         assert ["sdcc", "reward", "0.12"] in list(rows(result.stdout))
         assert (tmp_path / "report.html").exists()
@@ -198,7 +197,7 @@ class TestWork:
         begin(RunFolder(tmp_path / "tc_rag-logittree"), load_cell(TC_RAG, [ONE, "method=logittree"]))
         done: list[tuple[Any, ...]] = []
 
-        def train_cell(cell: Cell, folder: RunFolder, where: str, *, resume: bool) -> None:
+        def train_cell(cell: Cell, folder: RunFolder, config: Path, *, resume: bool) -> None:
             done.append(("train", folder.path.name, cell.method.type, resume))
             if folder.path.name == "tc_rag-mask4d":
                 raise RuntimeError("a bug")
@@ -228,7 +227,7 @@ class TestWork:
         assert "Error: no rollout ended well" in result.stderr
         assert result.stderr.splitlines()[-1].startswith("failed: tc_rag-mask4d, search_r1;")
         assert re.search(r"cell 5 of 6: tc_rag-sdcc; \d+ s so far, about \d+ s to go", result.stderr)
-        assert "tc_rag-sdcc: reward 0.12, drift 0.25, cost 1.62x" in result.stderr
+        assert "tc_rag-sdcc: reward 0.12, logdiff 0.25, cost 1.62x" in result.stderr
 
 
 class TestTable:
@@ -247,19 +246,19 @@ class TestTable:
         table = list(rows(shown(folders[:-1])))  # agentfold x sdcc is missing
         assert table[0] == ["method", "tc_rag", "agentfold"]
         assert table[1] == ["naive_compressed", "reward", "0.00 -> 0.25", "0.00 -> 0.25"]
-        assert table[2] == ["drift", "1.25", "1.25"]  # twice what the first iteration has: the mean of three
+        assert table[2] == ["logdiff", "1.25", "1.25"]  # twice what the first iteration has: the mean of three
         assert table[3] == ["cost", "1.00x", "1.00x"]
         assert table[7] == ["logittree", "reward", "0.20 -> 0.45", "0.20 -> 0.45"]
-        assert table[8] == ["drift", "6e-7", "6e-7"]
+        assert table[8] == ["logdiff", "6e-7", "6e-7"]
         assert table[9] == ["cost", f"{COSTS['logittree']:.2f}x", f"{COSTS['logittree']:.2f}x"]
-        assert table[13:16] == [["sdcc", "reward", "0.40 -> 0.65", "no run"], ["drift", "1.25"], ["cost", "1.62x"]]
+        assert table[13:16] == [["sdcc", "reward", "0.40 -> 0.65", "no run"], ["logdiff", "1.25"], ["cost", "1.62x"]]
 
     def test_what_is_not_there_is_not_zero(self, tmp_path: Path) -> None:
         lines = [iteration(0, reward=None, logdiff={"mean": None, "max": None})]
         folder = make_run(tmp_path / "run", lines=lines)
         assert list(rows(shown([folder])))[1:] == [
             ["mask4d", "reward", "n/a (1 of 3)"],
-            ["drift", "n/a"],
+            ["logdiff", "n/a"],
             ["cost", "n/a"],
         ]
 
@@ -268,7 +267,8 @@ class TestTable:
         control = make_run(tmp_path / "search_r1", lines=[iteration(n) for n in range(3)], harness="search_r1")
         assert "search_r1" not in shown([edited, control])
         assert control_line(read_runs([edited, control])) == (
-            "search_r1, where nothing is edited and all methods are the same: reward 0.12 -> 0.50, drift 4e-7, cost n/a"
+            "search_r1, where nothing is edited and all methods are the same: "
+            "reward 0.12 -> 0.50, logdiff 4e-7, cost n/a"
         )
         assert control_line(read_runs([edited])) is None
 
@@ -293,9 +293,9 @@ def test_an_interrupted_matrix_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=120)
     assert process.returncode == 130, rest
-    assert rest.split("\n\n") == ["stopped in agentfold-mask4d; the same command goes on there", "Interrupted\n"]
+    assert rest.split("\n\n") == ["stopped in agentfold-mask4d; run the same command again to resume", "Interrupted\n"]
     assert started
-    assert not [each for each in started if each.alive]
+    assert not [each for each in started if is_alive(each)]
 
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

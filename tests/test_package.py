@@ -18,7 +18,11 @@ from tests.cli import run
 from tests.conftest import ROOT
 from tests.documentation import WIDTH, printed, shown_commands
 
-MODULES = sorted(module.name for module in pkgutil.walk_packages(slime_plugin.__path__, "slime_plugin."))
+MOVED = ("slime_plugin.bridge", "slime_plugin.tap.drivers")
+"""Import paths of version 0.6: importing them warns."""
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(slime_plugin.__path__, "slime_plugin.") if module.name not in MOVED
+)
 
 
 def test_imports_point_one_way() -> None:
@@ -33,6 +37,26 @@ def test_examples_in_docstrings_are_true(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__, "a module says what it is for"
     assert doctest.testmod(module).failed == 0
+
+
+OLD_EDITOR = """
+from slime_plugin.bridge.context import Context
+from slime_plugin.bridge.editors import Ask, Editor
+from slime_plugin.bridge.messages import Message
+from slime_plugin.bridge.reward import Outcome
+from slime_plugin.bridge.tools.base import Parameter, Schema, ToolError
+from slime_plugin.tap.drivers import Driver, Errand, Finished, Launch
+from slime_plugin import agents, rollout
+assert Context is rollout.context.Context and Editor is rollout.editors.Editor and Errand is agents.AgentTask
+"""
+
+
+def test_import_paths_of_the_version_before_work_and_warn() -> None:
+    code = [sys.executable, "-W", "always::FutureWarning", "-c", OLD_EDITOR]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "slime_plugin.bridge is now slime_plugin.rollout" in done.stderr
+    assert "slime_plugin.tap.drivers is now slime_plugin.agents" in done.stderr
 
 
 def test_the_shipped_records_are_the_ones_the_script_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

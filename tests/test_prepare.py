@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugin.bridge.messages import Question
-from slime_plugin.bridge.questions import read_questions
 from slime_plugin.cluster.prepare import main, prepare, split_questions
 from slime_plugin.errors import ConfigError
+from slime_plugin.rollout.messages import Question
+from slime_plugin.rollout.questions import read_questions
 
 QUESTIONS = [f"Which river flows through town {number}?" for number in range(400)]
 
@@ -75,11 +75,9 @@ def test_answers_under_other_names(tmp_path: Path, name: str, value: object) -> 
 def test_a_wrong_line_is_named_as_it_is_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "all.jsonl", QUESTIONS[:1], answer="Elbe")
     path.write_text(path.read_text() + '{"question": "Why?", "answer": 3}\n')
-    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}:2: answers is 3, but has to be a list"):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}:2: answer is 3, but must be a list"):
         prepare([path], tmp_path / "data", answers="answer")
-    with pytest.raises(
-        ConfigError, match=rf"^{re.escape(str(path))}:1: has no label, but answer, question; --answers "
-    ):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}:1: label is None, but must be a list"):
         prepare([path], tmp_path / "data", answers="label")
 
 

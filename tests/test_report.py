@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime_plugin.config.method import NaiveCompressed
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.report.axes import Axis
-from slime_plugin.report.charts import Series, bar_chart, column_chart, dot_chart, line_chart
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.methods.naive_compressed import NaiveCompressedMethod
+from slime_plugin.report.charts import (
+    PALETTE,
+    Chart,
+    Colours,
+    Series,
+    bar_chart,
+    column_chart,
+    dot_chart,
+    line_chart,
+    plotly_script,
+)
+from slime_plugin.report.matrix_table import methods_of as matrix_methods
+from slime_plugin.report.run_data import read_runs
 from slime_plugin.report.run_page import run_page
+from slime_plugin.run.folder import RunFolder
 from tests.cli import run
 from tests.conftest import ROOT, example
 from tests.run_folders import COSTS, DRIFTS, REWARDS, TRAINED, compare, iteration, make_run, running, step
@@ -53,11 +65,14 @@ class Page(HTMLParser):
         value: dict[str, Any] = json.loads(self.scripts[0])
         return value
 
+    def figure(self, title: str) -> dict[str, Any]:
+        (chart,) = [a["data-chart"] for tag, a in self.tags if tag == "div" and a.get("aria-label") == title]
+        found: dict[str, Any] = self.data["charts"][int(chart or "")]
+        return found
+
     def series(self, title: str) -> dict[str, list[tuple[float, float | None]]]:
         """The lines of a chart, by name."""
-        (chart,) = [a["data-chart"] for tag, a in self.tags if tag == "svg" and a.get("aria-label") == title]
-        assert chart is not None
-        return {one["name"]: [(x, y) for x, y, _ in one["points"]] for one in json.loads(chart)["series"]}
+        return {one["name"]: list(zip(one["x"], one["y"], strict=True)) for one in self.figure(title)["data"]}
 
 
 @pytest.fixture
@@ -70,85 +85,90 @@ def quick(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def svg(figure: str) -> ElementTree.Element:
-    (drawing,) = re.findall(r"<svg viewBox.*</svg>(?=</figure>)", figure)
-    return ElementTree.fromstring(drawing)
+def one(charts: Sequence[Chart]) -> dict[str, Any]:
+    (chart,) = charts
+    return chart.figure
 
 
-def points(line: ElementTree.Element) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in line.attrib["points"].split())]
+def test_a_line_chart_has_its_values_its_axes_and_its_levels() -> None:
+    series = [Series("a", [(0, 0.5), (5, 1.0)], "#123456", "dash"), Series("b", [(0, 2.0)], background=True)]
+    figure = one(line_chart("t", series, x="iteration", y="nats", levels={"limit": 1.5}, marks={"off": 5}, zero=True))
+    a, b = figure["data"]
+    assert (a["name"], a["x"], a["y"]) == ("a", [0, 5], [0.5, 1.0])
+    assert (a["marker"]["color"], a["line"]["dash"]) == ("#123456", "dash")
+    assert b["showlegend"] is False
+    layout = figure["layout"]
+    assert [layout[axis]["title"]["text"] for axis in ("xaxis", "yaxis")] == ["iteration", "nats"]
+    assert (layout["yaxis"]["type"], layout["yaxis"]["rangemode"]) == ("linear", "tozero")
+    assert [(shape["x0"], shape["y0"]) for shape in layout["shapes"]] == [(0, 1.5), (5, 0)]
+    assert [(note["text"], note.get("y")) for note in layout["annotations"]] == [("limit", 1.5), ("off", 1)]
 
 
-def test_lines_go_where_their_values_are() -> None:
-    chart = svg(line_chart("t", [Series("a", [(0, 0.0), (5, 1.0), (10, 0.5)], "s0")], x="x", y="y"))
-    (line,) = chart.iter("polyline")
-    # The box is 66..548 by 10..204: values 0 to 1, x 0 to 10.
-    assert points(line) == [(66, 204), (307, 10), (548, 107)]
-
-
-def test_a_logarithmic_axis_has_equal_steps_for_equal_factors() -> None:
-    chart = svg(line_chart("t", [Series("a", [(0, 1e-6), (1, 1e-3), (2, 1.0)], "s0")], x="x", y="y", log=True))
-    (line,) = chart.iter("polyline")
-    assert [y for _, y in points(line)] == pytest.approx([204, 107, 10])
-    labels = [text.text for text in chart.iter("text")]
-    assert {"10⁻⁶", "10⁻³", "10⁰"} <= set(labels)
+def test_a_level_stands_at_its_height_on_a_logarithmic_axis() -> None:
+    layout = one(
+        line_chart("t", [Series("a", [(0, 1e-6)])], x="", y="", log=True, levels={"floor": 1e-7, "none": 0.0})
+    )["layout"]
+    assert layout["yaxis"]["type"] == "log"
+    assert [shape["y0"] for shape in layout["shapes"]] == [1e-7], "plotly takes a shape's value as it is,"
+    assert [note["y"] for note in layout["annotations"]] == pytest.approx([-7]), "and an annotation's logarithm"
 
 
 def test_a_gap_is_not_a_zero() -> None:
-    values = [(0, 1.0), (1, 2.0), (2, None), (3, math.nan), (4, 2.0), (5, 1.0)]
-    drawn = svg(line_chart("t", [Series("a", values, "s0")], x="x", y="y", zero=True))
-    assert [len(points(line)) for line in drawn.iter("polyline")] == [2, 2]
-    on_log = svg(line_chart("t", [Series("a", [(0, 1.0), (1, 0.0), (2, 1.0), (3, 0.1)], "s0")], x="", y="", log=True))
-    assert [len(points(line)) for line in on_log.iter("polyline")] == [2], "0 has no place on a logarithmic axis"
+    values = [(0, 1.0), (1, 0.0), (2, None), (3, math.nan), (4, 2.0)]
+    (line,) = one(line_chart("t", [Series("a", values)], x="", y=""))["data"]
+    assert line["y"] == [1.0, 0.0, None, None, 2.0]
+    (line,) = one(line_chart("t", [Series("a", values)], x="", y="", log=True))["data"]
+    assert line["y"] == [1.0, None, None, None, 2.0], "0 has no place on a logarithmic axis"
+    assert line_chart("t", [Series("a", [(0, None), (1, 0.0)])], x="", y="", log=True) == []
 
 
-def test_dots_share_an_axis() -> None:
+def test_dots_share_a_logarithmic_axis() -> None:
     rows: dict[str, dict[str, float | None]] = {"near": {"a": 1e-4, "b": 1.0}, "far": {"a": 1e-2, "b": None}}
-    dots = {
-        dot[0].text: float(dot.attrib["cx"])
-        for dot in svg(dot_chart("t", rows, {"a": "s0", "b": "s1"}, x="")).iter("circle")
+    figure = one(dot_chart("t", rows, Colours(["a", "b"]), x="nats"))
+    assert {dots["name"]: (dots["y"], dots["x"]) for dots in figure["data"]} == {
+        "a": (["near", "far"], [1e-4, 1e-2]),
+        "b": (["near", "far"], [1.0, None]),
     }
-    assert set(dots) == {"near, a: 0.0001", "near, b: 1", "far, a: 0.01"}
-    middle = (dots["near, a: 0.0001"] + dots["near, b: 1"]) / 2
-    assert dots["far, a: 0.01"] == pytest.approx(middle, abs=0.1)
+    assert figure["layout"]["xaxis"]["type"] == "log"
+    assert figure["layout"]["xaxis"]["title"]["text"] == "nats"
 
 
-def test_bars_are_as_long_as_their_values() -> None:
-    chart = svg(bar_chart("t", {"a": {"x": 2.0, "y": 1.0}, "b": {"x": 1.0}}, {"x": "s0", "y": "s1"}))
-    a_x, a_y, b_x = [(float(r.attrib["x"]), float(r.attrib["width"])) for r in chart.iter("rect")]
-    assert a_x[1] == pytest.approx(2 * b_x[1], abs=0.2)
-    assert a_y[1] == pytest.approx(b_x[1], abs=0.2)
-    assert a_y[0] == pytest.approx(a_x[0] + a_x[1], abs=0.1), "one part begins where the other ends"
+def test_bars_are_stacked_from_their_parts() -> None:
+    bars = {"a": {"x": 2.0, "y": 1.0}, "b": {"x": 1.0}}
+    figure = one(bar_chart("t", bars, Colours(["x", "y"]), x="tokens", text="{:.1f}!".format))
+    assert [(part["name"], part["y"], part["x"], part["text"]) for part in figure["data"]] == [
+        ("x", ["a", "b"], [2.0, 1.0], ["2.0!", "1.0!"]),
+        ("y", ["a", "b"], [1.0, None], ["1.0!", ""]),
+    ]
+    assert figure["layout"]["barmode"] == "stack"
+    single = one(bar_chart("t", {"a": {"": 1.0}, "b": {"": 2.0}}, Colours(["a", "b"]), x=""))["data"][0]
+    assert single["marker"]["color"] == list(PALETTE[:2]), "bars without parts have colours of their own"
+    assert bar_chart("t", {"a": {"x": 0.0}}, Colours(), x="") == []
 
 
-def test_columns_are_stacked_and_thinned_to_means() -> None:
-    chart = svg(column_chart("t", [(0, {"a": 1.0, "b": 3.0}), (1, {"a": 4.0})], {"a": "s0", "b": "s1"}, x="", y=""))
-    boxes = [(float(r.attrib["y"]), float(r.attrib["height"])) for r in chart.iter("rect")]
-    assert [top + height for top, height in boxes] == pytest.approx([204, 155.5, 204]), "from the base, or from below"
-    assert [height for _, height in boxes] == pytest.approx([48.5, 145.5, 194])
-    many = svg(column_chart("t", [(i, {"a": float(i % 2)}) for i in range(1000)], {"a": "s0"}, x="", y=""))
-    heights = {r.attrib["height"] for r in many.iter("rect")}
-    assert len(list(many.iter("rect"))) < 200
-    assert len(heights) <= 3
+def test_columns_are_stacked_in_one_order() -> None:
+    columns = {0: {"b": 3.0}, 1: {"a": 4.0, "b": 1.0, "none": 0.0}}
+    figure = one(column_chart("t", columns, Colours(["a", "b"]), x="iteration", y="seconds"))
+    assert [(part["name"], part["x"], part["y"]) for part in figure["data"]] == [
+        ("a", [0, 1], [None, 4.0]),
+        ("b", [0, 1], [3.0, 1.0]),
+    ]
+    assert figure["layout"]["barmode"] == "stack"
 
 
-@pytest.mark.parametrize(
-    ("values", "ticks"),
-    [
-        ([0, 1], ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-        ([0.123, 0.124], ["0.1230", "0.1232", "0.1234", "0.1236", "0.1238", "0.1240"]),
-        ([0, 4e-14], ["0", "1e-14", "2e-14", "3e-14", "4e-14"]),
-        ([7, 7], ["2", "4", "6", "8", "10", "12"]),
-        ([0, 4_000_000], ["0", "1M", "2M", "3M", "4M"]),
-        ([-3, 3], ["-4", "-2", "0", "2", "4"]),
-    ],
-)
-def test_ticks_are_round_and_tell_neighbours_apart(values: list[float], ticks: list[str]) -> None:
-    assert Axis.over(values, 0, 100).labels() == ticks
+def test_colours_differ_and_are_legible_on_both_pages() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(factor * part for factor, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-
-def test_whole_numbers_have_whole_ticks() -> None:
-    assert Axis.over([0, 2], 0, 100, whole=True, tight=True).labels() == ["0", "1", "2"]
+    assert len(set(PALETTE)) == len(PALETTE)
+    for colour in PALETTE:
+        for page in ("#ffffff", "#12161c"):
+            dark, light = sorted((luminance(colour), luminance(page)))
+            assert (light + 0.05) / (dark + 0.05) >= 3, (colour, page)
+    colours = Colours()
+    assert len({colours[str(i)] for i in range(40)}) == 40, "also of more names than the palette has"
 
 
 def test_what_was_written_stands_in_the_page(quick: RunFolder) -> None:
@@ -165,7 +185,13 @@ def test_what_was_written_stands_in_the_page(quick: RunFolder) -> None:
     assert "naive_compressed trains 67 % of the sampled tokens" in text
     for cost in COSTS.values():
         assert f"{cost:.2f} x" in text
-    assert "generate 3" in text, "a column says what it consists of"
+    assert page.series("Seconds of an iteration, by phase") == {
+        name: [(i, seconds) for i in range(3)] for name, seconds in (("generate", 3.0), ("train", 1.5))
+    }
+    drift = page.figure("The same rollouts under every method")["layout"]
+    assert (drift["xaxis"]["title"]["text"], drift["yaxis"]["title"]["text"]) == ("iteration", "nats per token")
+    assert drift["yaxis"]["type"] == "log"
+    assert [(note["text"], note["y"]) for note in drift["annotations"]] == [("floor", pytest.approx(math.log10(3e-7)))]
 
 
 def test_trees_have_what_each_method_does_to_each_token(quick: RunFolder) -> None:
@@ -204,7 +230,8 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(quick: RunFolder) -
         assert not (attributes.get("href") or "#").startswith(("http", "//", "javascript"))
     (policy,) = [a["content"] or "" for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
     assert policy.startswith("default-src 'none'")
-    assert "url(" not in run_page([quick]).replace("url(#untrained)", "")
+    ours = run_page([quick]).replace(plotly_script(), "")
+    assert "url(" not in ours.replace("url(#untrained)", "")
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
@@ -222,7 +249,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a&b<i>", lines=lines, harness=HOSTILE, method=HOSTILE, rollouts={0: [record]})
     html = run_page([folder])
     page = Page(html)
-    assert len(page.scripts) == 2, "the data and the script"
+    assert len(page.scripts) == 3, "the data, plotly and the script"
     assert "img" not in [tag for tag, _ in page.tags]
     tree = page.data["rollouts"]["trees"][0]
     assert (tree["key"], tree["pieces"][0]) == (HOSTILE, HOSTILE)
@@ -248,7 +275,10 @@ def test_sdcc_says_when_it_was_switched_off(tmp_path: Path) -> None:
     assert page.series("KL at diverging leaves")["KL per leaf"] == [(0, 2.0), (1, None), (2, 12.0), (3, None)]
     assert page.series("Weight of the KL")["weight"][-1] == (3, 0.0)
     assert f"SDCC was switched off at step 3: {reason}." in page.text
-    assert "switched off" in page.text
+    layout = page.figure("KL at diverging leaves")["layout"]
+    assert [(note["text"], note["x"]) for note in layout["annotations"] if "off" in note["text"]] == [
+        ("switched off", 3)
+    ]
 
 
 def test_several_runs_share_plots_and_have_a_matrix(tmp_path: Path) -> None:
@@ -272,6 +302,42 @@ def test_several_runs_share_plots_and_have_a_matrix(tmp_path: Path) -> None:
     assert "0.12 → 0.25" in text
     assert "0.12 → 0.50" in text
     assert "Reward rises in 4 of 4 runs" in text
+
+
+class LastBranch(NaiveCompressedMethod[NaiveCompressed]):
+    """A method of a user's own; only its name differs."""
+
+
+def test_a_method_of_ones_own_is_in_every_chart_table_and_tree(tmp_path: Path) -> None:
+    own = f"{__name__}:LastBranch"
+    ours = make_run(tmp_path / "ours", lines=[iteration(0), iteration(1)])
+    theirs = make_run(tmp_path / "theirs", lines=[iteration(0), iteration(1)], method=own, rollouts={0: [running("a")]})
+    for folder in (ours, theirs):
+        compare(folder, [running("a")], {})
+        value = json.loads(folder.comparison.read_text())
+        value["methods"][own] = {**value["methods"]["mask4d"], "cost": 1.375}
+        value["by_iteration"][0]["methods"][own] = {"mean": 5e-7}
+        folder.comparison.write_text(json.dumps(value))
+    page = Page(run_page([ours, theirs]))
+    lines = page.figure("The same rollouts under every method, theirs")["data"]
+    colours = {line["name"]: line["marker"]["color"] for line in lines}
+    assert list(colours) == [*DRIFTS, own]
+    assert len(set(colours.values())) == 6
+    bars = page.figure("Measured cost of an update, theirs")["data"][0]
+    assert dict(zip(bars["y"], bars["marker"]["color"], strict=True)) == colours, "the same in every chart"
+    rewards = {line["name"]: line["marker"]["color"] for line in page.figure("Mean reward")["data"]}
+    assert rewards == {"ours": colours["mask4d"], "theirs": colours[own]}
+    assert f"{own} (trained)" in page.text
+    assert list(page.data["rollouts"]["trees"][0]["methods"]) == [*DRIFTS, own]
+    assert matrix_methods(read_runs([theirs, ours])) == ["mask4d", own]
+
+
+def test_a_users_metrics_have_charts(tmp_path: Path) -> None:
+    lines = [iteration(0, user={"folds": 2.0}), iteration(1, user={"folds": None, "<b>late": 0.5})]
+    page = Page(run_page([make_run(tmp_path / "own", lines=lines)]))
+    assert "Metrics of your own" in page.text
+    assert page.series("folds") == {"own": [(0, 2.0), (1, None)]}
+    assert page.series("<b>late") == {"own": [(0, None), (1, 0.5)]}
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

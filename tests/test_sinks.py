@@ -19,8 +19,8 @@ import pytest
 
 from slime_plugin.config.tracking import Tracking, Wandb
 from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.report.folder import RunFolder
-from slime_plugin.report.sinks import Metrics, truncate_metrics
+from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.metrics import Metrics, truncate_metrics
 
 QUIET = Tracking(tensorboard=False)
 LINES: list[dict[str, Any]] = [
@@ -56,7 +56,7 @@ def test_every_line_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
 def test_a_writer_that_was_killed_costs_no_line(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from slime_plugin.report.sinks import Metrics; from slime_plugin.report.folder import RunFolder\n"
+        "from slime_plugin.run.metrics import Metrics; from slime_plugin.run.folder import RunFolder\n"
         "from slime_plugin.config.tracking import Tracking\n"
         "metrics = Metrics(RunFolder(Path(sys.argv[1])), Tracking(tensorboard=False), {})\n"
         "for i in range(50): metrics.write({'kind': 'step', 'iteration': 0, 'step': i})\n"

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import RecordError
+from slime_plugin.local.sample import recorded_samples
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record, dump_record
 from slime_plugin.report.summary import summarise
-from slime_plugin.seam.statistics import statistics
+from slime_plugin.slime.batch import Batch
 from tests.cli import run
 from tests.histories import Rollout, histories
 from tests.oracle import ALL
@@ -59,6 +60,6 @@ def test_they_are_told_of(running: Record, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("status", "lost"), [("completed", {"cancelled": 4}), ("aborted", {"aborted": 13})])
 def test_a_batch_adds_up(status: str, lost: dict[str, int], running: Record) -> None:
     record = with_untrained(running, {"cancelled": 4}, status=status, group="q", reward=1.0)
-    told = statistics([record], Cell())
+    told = Batch.of(recorded_samples([record]), Cell()).metrics()
     assert (told["sampled"], told["lost"]) == (13, lost)
     assert told["trained"] + sum(told["lost"].values()) == told["sampled"]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import Field
 
+from slime_plugin.agents import AgentTask, Driver, Launch
 from slime_plugin.config.frozen import File
 from slime_plugin.config.harness import BlackBox
 from slime_plugin.errors import ConfigError
-from slime_plugin.tap.drivers import Driver, Errand, Launch
 
 AGENT = Path(__file__).with_name("agent.py")
 
@@ -33,13 +33,13 @@ class FoldingAgentDriver(Driver[FoldingAgent]):
     Settings = FoldingAgent
     command = "python"
 
-    def prepare(self, errand: Errand, home: Path, work: Path) -> Launch:
+    def prepare(self, task: AgentTask, home: Path, work: Path) -> Launch:
         settings = self.settings
         if not settings.corpus.is_file():  # whatever is wrong here is told before the first rollout
             raise ConfigError(f"harness.corpus: there is no file {settings.corpus}")
-        env = {"OPENAI_BASE_URL": f"{errand.url}/v1", "OPENAI_API_KEY": errand.token}
-        limits = ("--turns", str(errand.turns), "--turn-tokens", str(errand.turn_tokens))
+        env = {"OPENAI_BASE_URL": f"{task.url}/v1", "OPENAI_API_KEY": task.token}
+        limits = ("--turns", str(task.turns), "--turn-tokens", str(task.turn_tokens))
         argv = (str(self.program()), "-I", str(AGENT), str(settings.corpus.resolve()))
         return Launch(
-            (*argv, "--fold-at", str(settings.fold_at), *limits), self.environment(home) | env, self.request(errand)
+            (*argv, "--fold-at", str(settings.fold_at), *limits), self.environment(home) | env, self.request(task)
         )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from slime_plugin.bridge.context import Context
-from slime_plugin.bridge.editors import Ask, Editor
-from slime_plugin.bridge.messages import Message
 from slime_plugin.config.frozen import Frozen
+from slime_plugin.rollout.context import Context
+from slime_plugin.rollout.editors import Ask, Editor
+from slime_plugin.rollout.messages import Message
 
 
 class KeepLastSettings(Frozen):

@@ -5,7 +5,7 @@ python -m pytest examples/editors
 
 from __future__ import annotations
 
-from tests.bridge.policy import ANSWER, Lookup, Scripted, call, decode, rolled_out
+from tests.rollout.policy import ANSWER, Lookup, Scripted, call, decode, rolled_out
 
 FACTS = Lookup({"a": "first fact", "b": "second fact", "c": "third fact"})
 HARNESS = {"type": "examples.editors.keep_last:KeepLast", "keep": 1}

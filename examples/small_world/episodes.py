@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_plugin.bridge.chat.base import Chat
-from slime_plugin.bridge.engine.base import Engine
-from slime_plugin.bridge.harness import open_harness
-from slime_plugin.bridge.messages import Question
-from slime_plugin.bridge.session import Session, session_seed
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import load_config
 from slime_plugin.config.tools import Bm25, Search
 from slime_plugin.record import Record
+from slime_plugin.rollout.chat.chat import Chat
+from slime_plugin.rollout.engine.engine import Engine
+from slime_plugin.rollout.environment import open_editor_environment
+from slime_plugin.rollout.messages import Question
+from slime_plugin.rollout.turn_loop import EditorRollout, rollout_seed
 
 FOLDER = Path(__file__).parent
 CONFIGS = FOLDER.parents[1] / "configs" / "small_world"
@@ -33,8 +33,9 @@ def load_cell(name: str, corpus: Path) -> Cell:
 
 async def play(cell: Cell, engine: Engine, chat: Chat, questions: Sequence[Question], seed: int = 0) -> list[Record]:
     """One rollout of each question, all at once; in the order of the questions."""
-    async with open_harness(cell, chat) as harness:
+    async with open_editor_environment(cell, chat) as harness:
         sessions = [
-            Session(harness, engine, q, f"{cell.harness.type}-{q.id}", session_seed(seed, q.id)) for q in questions
+            EditorRollout(harness, engine, q, f"{cell.harness.type}-{q.id}", rollout_seed(seed, q.id))
+            for q in questions
         ]
         return await asyncio.gather(*(session.run() for session in sessions))

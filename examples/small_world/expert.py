@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from examples.small_world.tokenizer import CLOSE, OFFLOAD, POP, RETRIEVE, SEARCH
 from examples.small_world.world import ATTRIBUTES, RELATIONS, Fact, query_of
-from slime_plugin.bridge.engine.base import Generation, Request
+from slime_plugin.rollout.engine.engine import Generation, Request
 
 _MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n|\Z)", re.DOTALL)
 _FACT = re.compile(r"- (\w+ \w+)'s (\w+) is (\w+(?: \w+)?)\.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from examples.small_world.model import Cache, Weights, forward, logits_of
-from slime_plugin.bridge.engine.base import Generation, Request
+from slime_plugin.rollout.engine.engine import Generation, Request
 
 PAUSE = 0.01
 """Seconds in which requests gather."""

@@ -31,10 +31,10 @@ from examples.small_world.episodes import CELLS, load_cell, play
 from examples.small_world.expert import Expert, Noise
 from examples.small_world.policy import Policy
 from examples.small_world.world import World, write_corpus
-from slime_plugin.bridge.chat import ChatML
 from slime_plugin.config.method import LogitTree
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record
+from slime_plugin.rollout.chat import ChatML
 
 PEOPLE, HOPS = 40, (2, 3)
 TOKENS = 2048

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from slime_plugin.bridge.messages import Question
 from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.rollout.messages import Question
 
 
 def words(text: str) -> list[str]:

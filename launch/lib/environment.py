@@ -1,4 +1,4 @@
-"""What slime, Megatron and NCCL expect to find in the environment, on every node of a job."""
+"""The environment of slime, Megatron and NCCL on every node of a job."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 """The project's folder."""
 PASSED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SLIME_DIR", "MEGATRON_DIR", "NUM_GPUS", "JOIN_TIMEOUT")
-"""Variables that every node gets as they are where the job was started."""
+"""Variables that every node inherits from where the job was started."""
 FAMILIES = ("NCCL_", "GLOO_", "UCX_", "TORCH_", "NVTE_", "SGLANG_", "RAY_", "HF_", "WANDB_")
-"""So do all whose names begin like this."""
+"""Prefixes of further variables that it inherits."""
 NOT_PASSED = ("RAY_ADDRESS", "RAY_TMPDIR")
 """Of another cluster, and of another machine."""
 
 
 def passed(keys: list[str]) -> dict[str, str]:
-    """What the nodes get: the above, the keys that a configuration names, and what ``PASS_ENV`` names."""
+    """Return the variables that nodes inherit: the above, the keys that a configuration names, and ``PASS_ENV``."""
     names = {*PASSED, *keys, *os.environ.get("PASS_ENV", "").replace(",", " ").split()}
     return {
         name: value
@@ -35,13 +35,13 @@ def import_paths() -> list[str]:
 
 
 def expected() -> dict[str, str]:
-    """What is set on each node; a variable that is set already keeps its value where it is a matter of choice."""
+    """Return the variables to set on each node; those that are a matter of choice keep a value that is set."""
     return {
         "PYTHONPATH": os.pathsep.join(import_paths()),
         "PYTHONUNBUFFERED": "1",
-        # A node that is told to end ends: nothing on it is to be moved to another one before.
+        # A node ends at once: nothing on it is to be moved to another one.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # Megatron overlaps communication with computing by the order in which kernels are launched.
+        # Megatron relies on the order of kernel launches to overlap communication and compute.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         # NVLink SHARP hangs where there is no NVLink.
         "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE") or str(int(_has_nvlink())),

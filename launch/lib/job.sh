@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# What the scripts that start a job share. A script defines usage and sources this; from then on it is in the project's
-# folder, and $here is where it was typed: files on a command line count from there, those in settings from the project.
+# Shared by the scripts that start a job. A script defines usage and sources this, which changes into the project's
+# folder; $here is where it was typed. Files on the command line are relative to $here, those in settings to the project.
 set -euo pipefail
 
 here=$(pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-[[ -x .venv/bin/memorywalker ]] && PATH=$PWD/.venv/bin:$PATH # otherwise what is installed, as in the image
+[[ -x .venv/bin/memorywalker ]] && PATH=$PWD/.venv/bin:$PATH # otherwise the installed one, as in the image
 driver=${DRIVER:-slime_plugin.cluster.driver}                # checks the flags and runs slime's train.py
 script=$(basename "$0")
 
@@ -27,7 +27,7 @@ absolute() { # PATH as it was typed
   [[ $1 == /* ]] && echo "$1" || echo "$here/$1"
 }
 
-value_of() { # OPTION WORDS...: the word behind it
+value_of() { # OPTION WORDS...: the word after it
   [[ $# -ge 3 && $3 != --* ]] || misused "$1 has no value"
   echo "$3"
 }
@@ -47,7 +47,7 @@ read_arguments() {
         value=$(value_of "$1" "$@") || exit
         if [[ ! -f configs/nodes/$value.yaml ]]; then
           sizes=$(find configs -path 'configs/nodes/*.yaml' -exec basename {} .yaml \; | sort -n | paste -sd ' ')
-          stop "--nodes $value: there is no configs/nodes/$value.yaml; sizes there are: ${sizes:-none}"
+          stop "--nodes $value: there is no configs/nodes/$value.yaml; available sizes: ${sizes:-none}"
         fi
         further+=(--with "configs/nodes/$value.yaml")
         shift
@@ -65,7 +65,7 @@ read_arguments() {
       -*) misused "there is no option $1" ;;
       *=*) settings+=("$1") ;;
       *)
-        [[ -z $config ]] || misused "$1 is no setting; settings are key=value, such as trainer.tp=2"
+        [[ -z $config ]] || misused "$1 is not a setting; settings are key=value, such as trainer.tp=2"
         config=$(absolute "$1")
         ;;
     esac
@@ -75,7 +75,7 @@ read_arguments() {
   run=${out:-$PWD/runs/$(basename "$config" .yaml)}
 }
 
-# HOSTS, with commas, the head first; none is this machine
+# HOSTS, comma-separated, the head first; none: this machine
 run_job() {
   installed
   local hosts=${1:-} count shown nodes gpus keys lines flags=() words=("$config" "${further[@]}" "${settings[@]}")
@@ -94,13 +94,13 @@ run_job() {
   [[ $count -eq $nodes ]] ||
     stop "the configuration asks for $nodes nodes (cluster.nodes), and this starts 1; use launch/cluster.sh or slurm.sbatch"
 
-  # Locked before anything in the folder is written, until the job is over: the lock goes with this process, however
-  # that ends, and the process stays the same to the end.
+  # Lock the folder before anything is written into it. The lock ends with this process, which exec keeps until the job
+  # is over.
   mkdir -p "$run"
   local lock
   exec {lock}<>"$run/processes.lock"
   flock --nonblock "$lock" ||
-    stop "$run: another job is at work in it (process $(<"$run/processes.lock")); wait for its end, or give another --out"
+    stop "$run: another job is using it (process $(<"$run/processes.lock")); wait for it to end, or give another --out"
   echo $$ >"$run/processes.lock"
 
   lines=$(memorywalker slime-args "${words[@]}" --lines --write) || exit

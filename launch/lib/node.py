@@ -1,17 +1,16 @@
-"""One Ray node of a job, and on the head the job's driver: started, watched and ended by process id.
+"""One Ray node of a job, and on the head the job's driver.
 
-``hosts.py`` starts it on every host and tells it what to do in a line of JSON. From then on an open standard input is
-all that keeps it: when that is closed, when it gets a signal or when Ray or the driver ends, it ends all that it
-started, and nothing else. Whatever its processes leave behind becomes its child, so that nothing escapes it.
+``hosts.py`` starts it on every host and sends its configuration as a line of JSON. From then on it runs as long as its
+standard input is open: when that is closed, on a signal, or when Ray or the driver exits, it terminates what it started
+and nothing else. It is a subreaper, so no process escapes it.
 
-The driver is a process of this node, and not one that ``ray job submit`` hands to Ray: so its output is a file here,
-its exit code is known, an interrupt ends it, and the environment reaches it without being put on a command line.
+The driver is a child of this node instead of a Ray job: so its output is a file here, its exit code is known, an
+interrupt ends it, and its environment is on no command line.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import ipaddress
 import json
@@ -34,24 +33,23 @@ from environment import ROOT, expected, import_paths
 sys.path[:0] = import_paths()
 
 from slime_plugin.errors import MemoryWalkerError  # noqa: E402  # may lie beside this folder, and not be installed
-from slime_plugin.local.processes import SCRATCH, Ledger, descendants, end_all, end_left_over  # noqa: E402
+from slime_plugin.run.processes import SCRATCH_PREFIX, Ledger, descendants, end_leftovers, terminate  # noqa: E402
+from slime_plugin.run.supervisor import STOP_SIGNALS, become_subreaper, set_parent_death_signal  # noqa: E402
 
-TICK = 0.2
-WRITE_EVERY = 60.0
-"""Seconds between two looks at which processes there are. They are needed if this process itself is killed."""
-GRACE = 10.0
-"""Seconds that the driver has to end by itself before it is killed."""
-_BECOME_REAPER, _SIGNAL_WITH_PARENT = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
-_LIBC = ctypes.CDLL(None)
+POLL_S = 0.2
+LEDGER_INTERVAL_S = 60.0
+"""Between updates of the ledger, which the next job reads if this process is killed."""
+GRACE_S = 10.0
+"""From SIGTERM to SIGKILL of the driver."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What a node is to do."""
+class NodeConfig:
+    """What ``hosts.py`` sends."""
 
     run: Path
     began: str
-    """When the job was started; the name of the folder of its logs."""
+    """Start time of the job; names the folder of its logs."""
     host: str
     address: str
     """Of the head, with its port."""
@@ -64,128 +62,130 @@ class Order:
 
 
 class Stop(Exception):  # noqa: N818  # not always an error
-    """The node is not to go on."""
+    """Stop the node."""
 
-    def __init__(self, code: int, why: str = "") -> None:
-        super().__init__(why)
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(reason)
         self.code = code
 
 
 class Node:
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._logs = order.run / "logs" / order.began / order.host
-        record = order.run / "processes" / f"{order.host}.json"
-        record.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._logs = config.run / "logs" / config.began / config.host
+        ledger = config.run / "processes" / f"{config.host}.json"
+        ledger.parent.mkdir(parents=True, exist_ok=True)
         self._logs.parent.mkdir(parents=True, exist_ok=True)
-        self._clear(record)
-        self._ledger = Ledger(record)
+        self._end_leftovers(ledger)
+        self._ledger = Ledger(ledger)
         self._ray: subprocess.Popen[bytes] | None = None
         self._driver: subprocess.Popen[bytes] | None = None
-        self._signal, self._written = 0, 0.0
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._note)
+        self._signal, self._ledger_updated_at = 0, 0.0
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
 
     def run(self) -> int:
         try:
             self._start_ray()
-            if self._order.driver is None:
-                self._stay()
+            if self._config.driver is None:
+                while True:
+                    self._poll()
             self._join()
-            return self._run_driver(self._order.driver)
+            return self._run_driver(self._config.driver)
         except Stop as stop:
             if str(stop):
-                tell(f"{self._order.host}: {stop}")
+                report(f"{self._config.host}: {stop}")
             return stop.code
         finally:
-            self._end()
+            self._shut_down()
 
     def _start_ray(self) -> None:
-        host, _, port = self._order.address.rpartition(":")
-        if self._order.driver is None:
-            while not _answers(host, int(port)):  # before that, Ray would give up
-                self._tick()
-            role = ["--address", self._order.address]
+        host, _, port = self._config.address.rpartition(":")
+        if self._config.driver is None:
+            self._wait_for_port(host, int(port))  # Ray itself gives up too early
+            role = ["--address", self._config.address]
         else:
             role = ["--head", "--port", port, "--include-dashboard=false"]
-        name = self._order.host.rpartition("@")[2]
+        name = self._config.host.rpartition("@")[2]
         if _is_address(name):
             role += ["--node-ip-address", name]
         if gpus := os.environ.get("NUM_GPUS"):
             role += ["--num-gpus", gpus]
-        where = ["--temp-dir", str(self._ledger.scratch), "--disable-usage-stats"]
-        with open(self._logs.parent / f"{self._order.host}.ray.log", "ab") as log:
-            self._ray = _start([sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role, *where], log)
+        options = ["--temp-dir", str(self._ledger.scratch), "--disable-usage-stats"]
+        with open(self._logs.parent / f"{self._config.host}.ray.log", "ab") as log:
+            self._ray = _start([sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role, *options], log)
         self._logs.symlink_to(self._ledger.scratch / "session_latest" / "logs")  # until they are copied
         self._ledger.update()
-        while not _answers(host, int(port)):
-            self._tick()
+        self._wait_for_port(host, int(port))
 
     def _join(self) -> None:
-        gpus = self._order.nodes * self._order.gpus
-        timeout = os.environ.get("JOIN_TIMEOUT") or "300"
+        gpus = self._config.nodes * self._config.gpus
+        timeout_s = os.environ.get("JOIN_TIMEOUT") or "300"
         script = str(Path(__file__).with_name("joined.py"))
-        joined = _start([sys.executable, script, str(self._order.nodes), str(gpus), timeout], None)
+        joined = _start([sys.executable, script, str(self._config.nodes), str(gpus), timeout_s], None)
         if self._wait_for(joined):
-            raise Stop(1, f"the job was not begun; what Ray says is in {self._logs.parent}")
+            raise Stop(1, f"the job was not started; what Ray says is in {self._logs.parent}")
 
-    def _run_driver(self, words: list[str]) -> int:
-        log = self._order.run / "logs" / "driver.log"
+    def _run_driver(self, command: list[str]) -> int:
+        log = self._config.run / "logs" / "driver.log"
         tee = subprocess.Popen(["tee", "-a", "-i", str(log)], stdin=subprocess.PIPE)
         assert tee.stdin is not None
-        self._driver = _start([sys.executable, "-m", *words], tee.stdin)
+        self._driver = _start([sys.executable, "-m", *command], tee.stdin)
         tee.stdin.close()
         self._ledger.update()
         code = self._wait_for(self._driver)
         with contextlib.suppress(subprocess.TimeoutExpired):
             tee.wait(5)
         if code:
-            tell(f"{self._order.host}: the driver ended with {code}; its output is in {log}")
+            report(f"{self._config.host}: the driver ended with {code}; its output is in {log}")
         return code if code >= 0 else 128 - code
-
-    def _stay(self) -> NoReturn:
-        while True:
-            self._tick()
 
     def _wait_for(self, process: subprocess.Popen[bytes]) -> int:
         while (code := process.poll()) is None:
-            self._tick()
+            self._poll()
         return code
 
-    def _tick(self) -> None:
-        """Wait a moment; raises :class:`Stop` if the node is not to go on."""
-        ready, _, _ = select.select([0], [], [], TICK)
+    def _wait_for_port(self, host: str, port: int) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection((host, port), timeout=2).close()
+                return
+            self._poll()
+
+    def _poll(self) -> None:
+        """Wait :data:`POLL_S`; raise :class:`Stop` if the node has to stop."""
+        ready, _, _ = select.select([0], [], [], POLL_S)
         if ready and not os.read(0, 4096):
-            raise Stop(0 if self._order.driver is None else 128 + signal.SIGTERM)
+            raise Stop(0 if self._config.driver is None else 128 + signal.SIGTERM)
         if self._signal:
             raise Stop(128 + self._signal, f"stopped by {signal.Signals(self._signal).name}")
         if self._ray is not None and (code := self._ray.poll()) is not None:
             raise Stop(1, f"Ray ended with {code}; see {self._logs.parent}")
-        if time.monotonic() - self._written > WRITE_EVERY:
-            self._written = time.monotonic()
-            with contextlib.suppress(MemoryWalkerError):  # a full disk; the job is not ended for that
+        if time.monotonic() - self._ledger_updated_at > LEDGER_INTERVAL_S:
+            self._ledger_updated_at = time.monotonic()
+            with contextlib.suppress(MemoryWalkerError):  # a full disk is no reason to stop the job
                 self._ledger.update()
 
-    def _end(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # it is being done
+    def _shut_down(self) -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         if self._driver is not None and self._driver.poll() is None:
             self._driver.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._driver.wait(GRACE)
-        end_all(descendants(os.getpid()))
-        _keep(self._ledger.scratch, self._logs)  # to their last lines
+                self._driver.wait(GRACE_S)
+        terminate(descendants(os.getpid()))
+        _keep_logs(self._ledger.scratch, self._logs)  # complete now
         self._ledger.end()
 
-    def _clear(self, record: Path) -> None:
-        """What an earlier job has left here because it was killed: its logs are kept, its processes ended."""
+    def _end_leftovers(self, ledger: Path) -> None:
+        """Keep the logs of a job that was killed here, and terminate its processes."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            scratch = Path(json.loads(record.read_text("utf-8"))["scratch"])
-            _keep(scratch, self._logs.with_name(f"{self._order.host}.old"))
-        if count := end_left_over(record):
-            tell(f"{self._order.host}: ended {count} processes that an earlier job had left")
+            scratch = Path(json.loads(ledger.read_text("utf-8"))["scratch"])
+            _keep_logs(scratch, self._logs.with_name(f"{self._config.host}.old"))
+        if count := end_leftovers(ledger):
+            report(f"{self._config.host}: ended {count} processes that an earlier job had left")
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
 
 
@@ -195,44 +195,31 @@ def _start(command: list[str], output: IO[bytes] | None) -> subprocess.Popen[byt
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509  # there are no threads
+        preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),  # noqa: PLW1509  # there are no threads
     )
 
 
-def _end_with_parent() -> None:
-    _LIBC.prctl(_SIGNAL_WITH_PARENT, signal.SIGTERM)
-
-
-def _answers(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError):
-        socket.create_connection((host, port), timeout=2).close()
-        return True
+def _is_address(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
     return False
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _keep(scratch: Path, folder: Path) -> None:
-    """Copy Ray's logs into the folder of the run. A worker's are named after its actor: ``RolloutManager-4711.out``."""
-    if not scratch.name.startswith(SCRATCH):
+def _keep_logs(scratch: Path, folder: Path) -> None:
+    """Copy Ray's logs into the run's folder. A worker's are named after its actor: ``RolloutManager-4711.out``."""
+    if not scratch.name.startswith(SCRATCH_PREFIX):
         return
     if folder.is_symlink():
         folder.unlink()
     for path in sorted((scratch / "session_latest" / "logs").glob("*")):
         if not path.is_file():
             continue
-        with contextlib.suppress(OSError):  # a full disk, or gone by now: logs are not worth failing for
+        with contextlib.suppress(OSError):  # a full disk, or deleted meanwhile: logs are not worth failing for
             folder.mkdir(exist_ok=True)
-            shutil.copyfile(path, folder / _name(path))
+            shutil.copyfile(path, folder / _log_name(path))
 
 
-def _name(log: Path) -> str:
+def _log_name(log: Path) -> str:
     worker = re.fullmatch(r"worker-\w+-\w+-(\d+)\.(out|err)", log.name)
     if worker is None:
         return log.name
@@ -241,40 +228,40 @@ def _name(log: Path) -> str:
     return f"{actor[1]}-{worker[1]}.{worker[2]}" if actor else log.name
 
 
-def check(order: Order) -> None:
-    """What is not here, before anything is started."""
-    for package in ("ray", *(["slime"] if order.driver and order.driver[0].startswith("slime_plugin.") else [])):
+def check_packages(config: NodeConfig) -> None:
+    """Exit with an error if Ray or slime is missing, before anything is started."""
+    for package in ("ray", *(["slime"] if config.driver and config.driver[0].startswith("slime_plugin.") else [])):
         if importlib.util.find_spec(package) is None:
             fail(
-                f"{order.host}: there is no {package}; use the image of docker/slime.Dockerfile, or install slime and "
+                f"{config.host}: there is no {package}; use the image of docker/slime.Dockerfile, or install slime and "
                 "set SLIME_DIR and MEGATRON_DIR (docs/cluster.md)"
             )
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
 def fail(text: str) -> NoReturn:
-    tell(text)
+    report(text)
     sys.exit(1)
 
 
 def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
-        fail("node.py is started by hosts.py, which tells it what to do")
-    told = json.loads(line)
-    order = Order(**{**told, "run": Path(told["run"])})
+        fail("node.py is started by hosts.py, which sends its configuration")
+    received = json.loads(line)
+    config = NodeConfig(**{**received, "run": Path(received["run"])})
     os.chdir(ROOT)
-    os.environ.update(order.environment)
+    os.environ.update(config.environment)
     os.environ.update(expected())
-    os.environ["RAY_ADDRESS"] = order.address
+    os.environ["RAY_ADDRESS"] = config.address
     sys.path[:0] = import_paths()
-    _LIBC.prctl(_BECOME_REAPER, 1)
-    check(order)
+    become_subreaper()
+    check_packages(config)
     try:
-        return Node(order).run()
+        return Node(config).run()
     except MemoryWalkerError as error:
         fail(str(error))
 

@@ -21,26 +21,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugin.bridge.questions import read_questions
-from slime_plugin.bridge.tools.keys import read_key
+from slime_plugin.agents import driver_for
+from slime_plugin.architecture import Architecture
 from slime_plugin.cli import machine
 from slime_plugin.cli.config import OVERRIDES
-from slime_plugin.cli.machine import Finding, Package, Probe
+from slime_plugin.cli.machine import Finding, Probe
 from slime_plugin.cli.output import console
-from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.custom import Custom, load_object
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.tools import Bm25
-from slime_plugin.config.training import training_problems
+from slime_plugin.config.tracking import Tracking
 from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.tap.drivers import driver_for
+from slime_plugin.rollout.questions import read_questions
+from slime_plugin.rollout.tools.api_keys import read_key
+from slime_plugin.run.metrics import load_user_metrics
+from slime_plugin.slime.refusals import training_problems
 
 _STYLES = {"ok": "green", "warn": "yellow", "missing": "bold red"}
 CHECKPOINT_BYTES = 12
 """Per parameter: weights and both of Adam's moments in float32."""
 EXPORT_BYTES = 4
-"""Per parameter of the weights that the engine is given, at most."""
+"""Per parameter of the weights exported for the engine, at most."""
 
 
 @click.command()
@@ -55,10 +57,10 @@ EXPORT_BYTES = 4
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(config: Path | None, overrides: tuple[str, ...], out: Path, as_json: bool) -> None:
-    """Say what is missing on this machine, and how to get it.
+    """Report what is missing on this machine, and how to get it.
 
-    Looks at Python, packages, devices, memory, ports and disk; with a configuration also at its model, tokenizer,
-    questions, ranks and keys. Of a key it says whether it is set, never what it is.
+    Checks Python, packages, devices, memory, ports and disk; with a configuration also its model, tokenizer,
+    questions, ranks and keys. Of a key it reports whether it is set, never its value.
 
     Exits with 1 if something is missing without which a run fails.
     """
@@ -68,8 +70,12 @@ def doctor(config: Path | None, overrides: tuple[str, ...], out: Path, as_json: 
             cell = load_cell(config, overrides)
         except ConfigError as error:
             findings += [Finding("configuration", "missing", line) for line in str(error).splitlines()]
-    packages = _packages(cell)
-    with _spinner("importing packages"):
+    packages = [
+        *machine.PACKAGES,
+        *([machine.TENSORBOARD] if cell is None or cell.tracking.tensorboard else []),
+        *([machine.WANDB] if cell is not None and cell.tracking.wandb is not None else []),
+    ]
+    with Console(stderr=True).status("importing packages"):
         probed = machine.probe(packages)
     findings += machine.machine(probed, packages, out, _disk_needed(cell))
     if cell is not None:
@@ -81,39 +87,28 @@ def doctor(config: Path | None, overrides: tuple[str, ...], out: Path, as_json: 
     else:
         _print_table(findings)
         names = ", ".join(dict.fromkeys(finding.name for finding in missing))
-        click.echo(f"\nmissing: {names}" if missing else "\nall that is needed is there")
+        click.echo(f"\nmissing: {names}" if missing else "\nnothing is missing")
     sys.exit(1 if missing else 0)
-
-
-def _packages(cell: Cell | None) -> list[Package]:
-    """Those of every run, and those that this one asks for."""
-    packages = list(machine.PACKAGES)
-    if cell is None or cell.tracking.tensorboard:
-        packages.append(machine.TENSORBOARD)
-    if cell is not None and cell.tracking.wandb is not None:
-        packages.append(machine.WANDB)
-    return packages
 
 
 def _disk_needed(cell: Cell | None) -> float:
     """Bytes for the checkpoints that are kept, the one being written, and two versions of exported weights."""
     if cell is None or cell.model is None:
-        return machine.LEAST_DISK
+        return machine.MIN_DISK_BYTES
     weights = sum(path.stat().st_size for path in cell.model.glob("*.safetensors"))
     parameters = weights / 2  # bfloat16, as Qwen3 is published
     saved = min(cell.trainer.keep, cell.trainer.iterations // cell.trainer.save_every + 1) + 1
-    return machine.LEAST_DISK + parameters * (CHECKPOINT_BYTES * saved + EXPORT_BYTES * 2)
+    return machine.MIN_DISK_BYTES + parameters * (CHECKPOINT_BYTES * saved + EXPORT_BYTES * 2)
 
 
 def _findings_of(cell: Cell, probed: Probe) -> Iterator[Finding]:
-    """Whether a configuration can be run on this machine."""
+    """Check whether a configuration can be run on this machine."""
     problems = list(training_problems(cell))
     for problem in problems:
         yield Finding("configuration", "missing", problem)
     if not problems:
-        yield Finding(
-            "configuration", "ok", f"{cell.harness.type} x {cell.method.type}, {cell.trainer.iterations} iterations"
-        )
+        found = f"{cell.harness.type} x {cell.method.type}, {cell.trainer.iterations} iterations"
+        yield Finding("configuration", "ok", found)
     if cell.model is not None and cell.model.is_dir():
         yield from _model(cell, cell.model)
     if cell.rollout.questions is not None and cell.rollout.questions.is_file():
@@ -130,43 +125,34 @@ def _findings_of(cell: Cell, probed: Probe) -> Iterator[Finding]:
 
 def _model(cell: Cell, folder: Path) -> Iterator[Finding]:
     try:
-        architecture = Architecture.read(folder)
+        model = Architecture.read(folder)
     except ConfigError:
-        return  # among the problems of the configuration
+        return  # reported as a problem of the configuration
     weights = list(folder.glob("*.safetensors"))
     if not weights:
         yield Finding("model", "missing", f"{folder} has no *.safetensors", "download the checkpoint whole")
         return
     size = sum(path.stat().st_size for path in weights)
-    yield Finding(
-        "model",
-        "ok",
-        f"{folder}: {architecture.layers} layers of {architecture.hidden}, {architecture.vocabulary} tokens, "
-        f"{size / 1e6:,.0f} MB",
-    )
-    if cell.rollout.context_tokens > architecture.max_positions:
-        yield Finding(
-            "context",
-            "warn",
-            f"rollout.context_tokens is {cell.rollout.context_tokens}, "
-            f"the model has {architecture.max_positions} positions",
-            f"rollout.context_tokens={architecture.max_positions}, or rollouts fail when they get there",
-        )
+    shape = f"{model.layers} layers of {model.hidden}, {model.vocabulary} tokens, {size / 1e6:,.0f} MB"
+    yield Finding("model", "ok", f"{folder}: {shape}")
+    wanted, most = cell.rollout.context_tokens, model.max_positions
+    if wanted > most:
+        found = f"rollout.context_tokens is {wanted}, the model has {most} positions"
+        yield Finding("context", "warn", found, f"rollout.context_tokens={most}, or longer rollouts fail")
     yield from _tokenizer(cell, folder)
 
 
 def _tokenizer(cell: Cell, folder: Path) -> Iterator[Finding]:
     needed = ("tokenizers", "transformers", "jinja2") if cell.rollout.chat == "template" else ("tokenizers",)
     if any(importlib.util.find_spec(name) is None for name in needed):
-        return  # among the packages
-    from slime_plugin.bridge.chat import load_chat
+        return  # reported with the packages
+    from slime_plugin.rollout.chat import load_chat
 
     try:
         chat = load_chat(folder, cell.rollout.chat, thinking=cell.rollout.thinking)
     except MemoryWalkerError as error:
-        yield Finding(
-            "tokenizer", "missing", str(error), "take the tokenizer of the same checkpoint, or set rollout.chat"
-        )
+        remedy = "use the tokenizer of the same checkpoint, or set rollout.chat"
+        yield Finding("tokenizer", "missing", str(error), remedy)
     else:
         yield Finding("tokenizer", "ok", f"{type(chat).__name__}, fits the model")
 
@@ -176,31 +162,25 @@ def _questions(cell: Cell, path: Path) -> Finding:
         number = len(read_questions(path))
     except ConfigError as error:
         return Finding("questions", "missing", str(error))
-    found = f"{path}: {number} questions, {cell.trainer.prompts} per iteration"
-    if number < cell.trainer.prompts:
-        return Finding("questions", "warn", found, f"trainer.prompts={number}, or more questions")
-    return Finding("questions", "ok", found)
+    wanted = cell.trainer.prompts
+    found = f"{path}: {number} questions, {wanted} per iteration"
+    return Finding.of("questions", number >= wanted, found, f"trainer.prompts={number}, or more questions")
 
 
 def _ranks(cell: Cell, probed: Probe) -> Finding:
     split = cell.trainer
     found = f"{split.ranks} (tp {split.tp} x pp {split.pp} x cp {split.cp} x dp {split.dp})"
     if probed.gpus:
+        remedy = "a GPU for each rank: lower trainer.tp, pp, cp or dp"
         found += f", {len(probed.gpus)} GPUs"
-        if split.ranks > len(probed.gpus):
-            return Finding("ranks", "missing", found, "a GPU for each rank: lower trainer.tp, pp, cp or dp")
-        return Finding("ranks", "ok", found)
+        return Finding.of("ranks", split.ranks <= len(probed.gpus), found, remedy, "missing")
     cores = len(os.sched_getaffinity(0))
-    found += f", {cores} CPU cores"
-    if split.ranks > cores:
-        return Finding(
-            "ranks", "warn", found, "works, and the ranks wait for each other: lower trainer.tp, pp, cp or dp"
-        )
-    return Finding("ranks", "ok", found)
+    remedy = "works, and the ranks wait for each other: lower trainer.tp, pp, cp or dp"
+    return Finding.of("ranks", split.ranks <= cores, f"{found}, {cores} CPU cores", remedy)
 
 
 def _blocks(value: Any, where: str = "") -> Iterator[tuple[str, BaseModel]]:
-    """Every block of a configuration, with its place in it."""
+    """Yield every block of a configuration with its key."""
     if isinstance(value, BaseModel):
         yield where, value
         for name in type(value).model_fields:
@@ -211,32 +191,37 @@ def _blocks(value: Any, where: str = "") -> Iterator[tuple[str, BaseModel]]:
 
 
 def _block(where: str, block: BaseModel) -> Iterator[Finding]:
-    """What a block names that is not in the configuration: code, a file, a key."""
+    """Check what a block names outside of the configuration: code, a file, a key."""
+    name, remedy = "", ""
     try:
         if isinstance(block, Custom):
+            name = "code"
             load_object(block.type, f"{where}.type")
-            yield Finding("code", "ok", f"{where}: {block.type}")
+            yield Finding(name, "ok", f"{where}: {block.type}")
+        if isinstance(block, Tracking) and block.metrics:
+            name = "code"
+            yield Finding(name, "ok", f"{where}.metrics: {', '.join(load_user_metrics(block.metrics))}")
         if isinstance(block, Bm25):
+            name = "corpus"
             if not block.corpus.is_file():
                 raise ConfigError(f"{where}.corpus: there is no file {block.corpus}")
-            yield Finding("corpus", "ok", f"{block.corpus}: {block.corpus.stat().st_size:,} bytes")
+            yield Finding(name, "ok", f"{block.corpus}: {block.corpus.stat().st_size:,} bytes")
         variable = getattr(block, "key_variable", None)
         if variable is not None:
+            name, remedy = "key", f"export {variable}=..."
             read_key(variable, os.environ, where)
-            yield Finding("key", "ok", f"{where}: {variable} is set")
+            yield Finding(name, "ok", f"{where}: {variable} is set")
     except ConfigError as error:
-        name = "code" if isinstance(block, Custom) else "corpus" if isinstance(block, Bm25) else "key"
-        remedy = f"export {block.key_variable}=..." if hasattr(block, "key_variable") else ""
         yield Finding(name, "missing", str(error), remedy)
 
 
 def _agent(cell: Cell) -> Iterator[Finding]:
-    """Of a black box: its program, and whether it gets on with the limits."""
+    """Check the program of an agent, and its limits."""
     try:
         driver = driver_for(cell.harness)
         if driver is None:
             return
-        from slime_plugin.tap.run import check_black_box  # with what it computes with
+        from slime_plugin.agents.environment import check_black_box  # imports the tap
 
         check_black_box(cell, driver)
         found = str(driver.program())
@@ -247,7 +232,7 @@ def _agent(cell: Cell) -> Iterator[Finding]:
     if version == driver.verified:
         yield Finding("agent", "ok", f"{found} {version}".strip())
     else:
-        remedy = f"launch/harnesses.sh installs {driver.verified}, which the driver was tried with"
+        remedy = f"launch/harnesses.sh installs {driver.verified}, which the driver was tested with"
         yield Finding("agent", "warn", f"{found} is version {version}", remedy)
 
 
@@ -272,17 +257,8 @@ def _wandb() -> Finding:
     return Finding("Weights & Biases", "warn", "not logged in", remedy)
 
 
-@contextlib.contextmanager
-def _spinner(what: str) -> Iterator[None]:
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield
-        return
-    with Console(stderr=True).status(what):
-        yield
-
-
 def _print_table(findings: list[Finding]) -> None:
-    """A line for each, and below it what to do."""
+    """Print a line per finding, and its remedy below it."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(3):
         table.add_column(overflow="fold")

@@ -13,8 +13,8 @@ from typing import Literal, NoReturn
 
 import click
 
-from slime_plugin.bridge.server import Flags, Server, chosen_device
 from slime_plugin.cli.output import shown_stages
+from slime_plugin.rollout.server import Flags, Server, chosen_device
 
 _COUNT = click.IntRange(min=1)
 
@@ -39,21 +39,21 @@ _COUNT = click.IntRange(min=1)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    help="What to compute in.  [default: float32 on a CPU, that of the checkpoint on a GPU]",
+    help="Data type to compute in.  [default: float32 on a CPU, that of the checkpoint on a GPU]",
 )
 @click.option("--tp", type=_COUNT, default=1, show_default=True, help="Tensor-parallel ranks, a GPU each.")
 @click.option("--max-total-tokens", type=_COUNT, help="Tokens in the KV cache.  [default: 65536 on a CPU]")
-@click.option("--context-length", type=_COUNT, help="Most tokens of a request.  [default: that of the checkpoint]")
+@click.option("--context-length", type=_COUNT, help="Maximum tokens of a request.  [default: that of the checkpoint]")
 @click.option(
     "--seeded/--unseeded",
     default=None,
-    help="Whether the seed of a request decides what it samples; then each needs its own.  [default: on a CPU only]",
+    help="Sample deterministically by the seed of each request, which then needs one.  [default: on a CPU only]",
 )
 @click.option(
     "--log",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Where SGLang writes what it does.  [default: a temporary file]",
+    help="Log file of SGLang.  [default: a temporary file]",
 )
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- SGLANG_ARGUMENTS]")
 def engine(
@@ -78,7 +78,7 @@ def engine(
         model.absolute(), chosen_device(device), dtype, tp, max_total_tokens, context_length, seeded=seeded, extra=extra
     )
     server = Server(flags, host=host, port=port, log=log)
-    with _ended_by_signals():
+    with _signals_raise():
         try:
             server.start()
             with shown_stages() as on_progress:
@@ -93,15 +93,15 @@ def engine(
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP raise, as SIGINT does; that one also if whoever started us ignores it."""
+def _signals_raise() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP raise as SIGINT does, which also raises if the parent process ignores it."""
 
-    def end(number: int, frame: FrameType | None) -> NoReturn:
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end}
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: leave}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        handlers[signal.SIGHUP] = end
+        handlers[signal.SIGHUP] = leave
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a user names: files and the records in them, a method, a model and how to split it."""
+"""Arguments and options that commands share: records, methods, models."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from slime_plugin.errors import MemoryWalkerError, printable
 from slime_plugin.methods import METHODS
 from slime_plugin.record import Entry, Record, read_entries
 
+Command = Callable[..., Any]
+
 
 class RecordPath(click.Path):
-    """A file, a folder or ``-``; but not the empty name of an unset shell variable, which would be this folder."""
+    """A file, a folder or ``-``. Not empty: an unset shell variable would mean the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, allow_dash=True)
@@ -37,54 +39,58 @@ RECORD = click.option(
 )
 
 
-def METHOD(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802  # reads like the decorators above
-    """The options that choose a method; :func:`chosen_method` takes their values."""
-    path = click.Path(path_type=Path)
-    for option in (
-        click.option("--config", type=path, help="Take the method from a configuration file instead."),
-        click.option("--budget", type=click.IntRange(min=1), help="Most tokens per row; mask4d splits a larger trie."),
-        click.option("--packing", type=click.Choice(PACKINGS), help="How mask4d packs branches.  [default: trie]"),
-        click.option("--method", "name", type=click.Choice(list(METHODS)), help="How to lay records out."),
-    ):
-        command = option(command)
-    return command
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Combine options into one decorator; ``--help`` lists them in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def MODEL(command: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802  # reads like the decorators above
-    """The options that choose a model, how it is split over processes, and how it computes."""
-    count = click.IntRange(min=1)
-    for option in (
-        click.option("--batch-tokens", type=count, default=8192, show_default=True, help="Tokens per micro-batch."),
-        click.option(
-            "--dtype",
-            type=click.Choice(["float32", "float64", "bfloat16"]),
-            help="What to compute in.  [default: float32 on a CPU, bfloat16 on a GPU]",
-        ),
-        click.option("--sp", is_flag=True, help="Sequence parallelism, within the tensor-parallel ranks."),
-        click.option("--cp", type=count, default=1, show_default=True, help="Context-parallel ranks."),
-        click.option("--pp", type=count, default=1, show_default=True, help="Pipeline stages."),
-        click.option("--tp", type=count, default=1, show_default=True, help="Tensor-parallel ranks."),
-        click.option(
-            "--model",
-            type=click.Path(path_type=Path, exists=True, file_okay=False),
-            required=True,
-            metavar="HF_DIR",
-            help="Folder of a Hugging Face Qwen3 checkpoint.",
-        ),
-    ):
-        command = option(command)
-    return command
+METHOD = _options(
+    click.option("--method", "name", type=click.Choice(list(METHODS)), help="How to lay records out."),
+    click.option("--packing", type=click.Choice(PACKINGS), help="How mask4d packs branches.  [default: trie]"),
+    click.option("--budget", type=click.IntRange(min=1), help="Maximum tokens per row; mask4d splits a larger trie."),
+    click.option(
+        "--config", type=click.Path(path_type=Path), help="Take the method from a configuration file instead."
+    ),
+)
+"""Options that choose a method, see :func:`chosen_method`."""
+_COUNT = click.IntRange(min=1)
+MODEL = _options(
+    click.option(
+        "--model",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        required=True,
+        metavar="HF_DIR",
+        help="Folder of a Hugging Face Qwen3 checkpoint.",
+    ),
+    click.option("--tp", type=_COUNT, default=1, show_default=True, help="Tensor-parallel ranks."),
+    click.option("--pp", type=_COUNT, default=1, show_default=True, help="Pipeline stages."),
+    click.option("--cp", type=_COUNT, default=1, show_default=True, help="Context-parallel ranks."),
+    click.option("--sp", is_flag=True, help="Sequence parallelism, within the tensor-parallel ranks."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "float64", "bfloat16"]),
+        help="Data type to compute in.  [default: float32 on a CPU, bfloat16 on a GPU]",
+    ),
+    click.option("--batch-tokens", type=_COUNT, default=8192, show_default=True, help="Tokens per micro-batch."),
+)
+"""Options that choose a model, its parallelism and its precision."""
 
 
 def check_installed(extra: str, *packages: str) -> None:
-    """Before a command imports what it computes with."""
+    """Raise an error with the pip command if a package is missing."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MemoryWalkerError(f"this command needs {package}: pip install 'memorywalker[{extra}]'")
 
 
 def choose_record(path: Path, wanted: str | None) -> Record:
-    """The record with that id or number; without either, the only one there is."""
+    """Return the record with that id or number; without either, the only one."""
     names: list[str] = []
     matches: list[Entry] = []
     damaged: list[Entry] = []
@@ -106,7 +112,7 @@ def choose_record(path: Path, wanted: str | None) -> Record:
 
 
 def _no_choice(path: Path, wanted: str | None, names: list[str], matches: list[Entry], damaged: list[Entry]) -> str:
-    """Why no record was chosen, and what could be."""
+    """The error message if no record or several match."""
     hit = [entry for entry in damaged if str(entry.number) == wanted]
     if hit or not names:
         return "\n".join(line for entry in hit or damaged for line in entry.problems) or f"{path}: holds no record"
@@ -120,18 +126,22 @@ def _no_choice(path: Path, wanted: str | None, names: list[str], matches: list[E
 
 
 def all_sound_records(files: Iterable[Path]) -> tuple[list[Record], bool]:
-    """All sound records, of which there has to be one, and whether others were damaged; those are named."""
+    """Return all sound records, at least one, and whether others were damaged; their defects are printed."""
     problems: list[str] = []
     records = list(sound_records(files, problems))
-    for line in problems:
-        click.echo(f"Error: {line}", err=True)
+    echo_errors(problems)
     if not records:
-        raise MemoryWalkerError("no sound record to work on")
+        raise MemoryWalkerError("there is no sound record")
     return records, bool(problems)
 
 
+def echo_errors(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(f"Error: {line}", err=True)
+
+
 def sound_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record]:
-    """All sound records; what is wrong with the others is put into ``problems``."""
+    """Yield the sound records; append the defects of the others to ``problems``."""
     for entry in with_progress(read_entries(files), "records read"):
         problems.extend(entry.problems)
         if entry.record is not None:
@@ -139,7 +149,7 @@ def sound_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record
 
 
 def chosen_method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> Method:
-    """From the values of the options of :func:`METHOD`."""
+    """Return the method that the options of :func:`METHOD` choose."""
     if (name is None) == (config is None):
         raise click.UsageError("give either --method or --config")
     if config is not None:

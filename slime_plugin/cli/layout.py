@@ -13,6 +13,7 @@ from slime_plugin.cli.inputs import FILE, METHOD, RECORD, choose_record, chosen_
 from slime_plugin.cli.output import console
 from slime_plugin.methods import Layout, Row, lay_out
 from slime_plugin.record.arrays import to_json_floats
+from slime_plugin.report.formatting import format_lost
 from slime_plugin.tree import Counts, Trajectory, count
 
 
@@ -52,7 +53,8 @@ def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
         "rows": len(result.rows),
         "tokens": result.tokens,
         "teacher_tokens": result.teacher_tokens,
-        "duplicated": _duplicated(result, counts),
+        # What splitting a tree over a budget costs: tokens beyond those of the whole tree.
+        "duplicated": result.tokens - counts.trie_tokens if result.packing == "trie" else 0,
         "trained": result.trained,
         "off_context": result.off_context,
         "lost": dict(result.lost),
@@ -66,18 +68,8 @@ def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _duplicated(result: Layout, counts: Counts) -> int:
-    """What splitting a tree over a budget costs: tokens beyond those of the whole tree."""
-    return result.tokens - counts.trie_tokens if result.packing == "trie" else 0
-
-
 def _columns(row: Row) -> dict[str, Any]:
-    return {
-        "tokens": row.tokens.tolist(),
-        "tape": row.tape.tolist(),
-        "parent": row.parent.tolist(),
-        "position": row.position.tolist(),
-    }
+    return {name: getattr(row, name).tolist() for name in ("tokens", "tape", "parent", "position")}
 
 
 def _trained_columns(row: Row) -> dict[str, Any]:
@@ -104,8 +96,8 @@ def _print_summary(result: Layout, counts: Counts) -> None:
         sizes = (len(teacher.row), int((teacher.row.parent < 0).sum()), int(teacher.row.position.max()) + 1)
         table.add_row("teacher", *map(str, sizes), f"{len(teacher.student)} leaves")
     out.print(table)
-    lost = ", ".join(f"{number} {cause}" for cause, number in result.lost.items()) or "none"
-    out.print(f"\ntrained {result.trained} of {counts.sampled} sampled tokens; not trained: {lost}")
+    trained = f"trained {result.trained} of {counts.sampled} sampled tokens"
+    out.print(f"\n{trained}; not trained: {format_lost(result.lost)}")
     if result.off_context is None:
         out.print("not exact: right tokens visible, hidden states of another context")
     else:

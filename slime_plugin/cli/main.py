@@ -1,4 +1,4 @@
-"""The entry point: finds the command, and turns errors a user can act on into lines without a traceback."""
+"""The entry point: imports the command that is called, and prints errors of the input without a traceback."""
 
 from __future__ import annotations
 
@@ -12,22 +12,31 @@ import click
 from slime_plugin import __version__
 from slime_plugin.errors import MemoryWalkerError
 
-COMMANDS = {
-    "train": ("slime_plugin.cli.train:train", "Train a policy on this machine: rollouts, updates, checkpoints."),
-    "slime-args": ("slime_plugin.cli.slime_args:slime_args", "Turn a configuration into slime's command line."),
-    "plan": ("slime_plugin.cli.plan:plan", "Work out memory, tokens and time per GPU of a job, on paper."),
-    "record": ("slime_plugin.cli.record:record", "Check, draw and summarise the records of rollouts."),
-    "layout": ("slime_plugin.cli.layout:layout", "Show what a method would train on, given a record."),
-    "score": ("slime_plugin.cli.score:score", "Compare the trainer's log-probabilities with those of the rollout."),
-    "compare": ("slime_plugin.cli.compare:compare", "Put the same recorded rollouts under several methods."),
-    "matrix": ("slime_plugin.cli.matrix:matrix", "Train every method under every harness, one run after the other."),
-    "report": ("slime_plugin.cli.report:report", "Write a page about training runs: plots, and every rollout."),
-    "probe": ("slime_plugin.cli.probe:probe", "Measure both pitfalls of naive training on a model."),
-    "rollout": ("slime_plugin.cli.rollout:rollout", "Run a harness: questions in, records out."),
-    "tap": ("slime_plugin.cli.tap:tap", "Serve agents as they are, such as Claude Code, and record what they do."),
-    "engine": ("slime_plugin.cli.engine:engine", "Serve a model with SGLang, on GPUs or on a CPU."),
-    "config": ("slime_plugin.cli.config:config", "Show what a configuration comes to, and which keys there are."),
-    "doctor": ("slime_plugin.cli.doctor:doctor", "Say what is missing on this machine, and how to get it."),
+COMMANDS = {  # summary, and the arguments of an example
+    "train": ("Train a policy on this machine: rollouts, updates, checkpoints.", "configs/quickstart.yaml"),
+    "slime-args": ("Convert a configuration into slime's command line.", "configs/cells/agentfold-mask4d.yaml"),
+    "plan": ("Compute memory, tokens and time per GPU of a cluster job.", "configs/cells/agentfold-mask4d.yaml"),
+    "record": ("Check, draw and summarise the records of rollouts.", "show examples/records/running_example.json"),
+    "layout": ("Show the rows that a method trains on.", "examples/records/running_example.json --method mask4d"),
+    "score": (
+        "Compare the trainer's log-probabilities with those of the rollout.",
+        "runs/quickstart --model examples/small_world/model --method naive_compressed",
+    ),
+    "compare": ("Compare methods on the same recorded rollouts.", "runs/quickstart"),
+    "matrix": ("Train every method under every harness, one run after the other.", "--out runs/matrix --dry-run"),
+    "report": ("Write a page about training runs: plots, and every rollout.", "runs/quickstart"),
+    "probe": (
+        "Measure both pitfalls of naive training on a model.",
+        "runs/quickstart --model examples/small_world/model",
+    ),
+    "rollout": ("Run a harness on questions and write records.", "configs/quickstart.yaml --out runs/rollouts"),
+    "tap": (
+        "Serve agents such as Claude Code, and record their rollouts.",
+        "run --harness opencode --task 'How many tests are here?' model=models/Qwen3-4B --out runs/task.records",
+    ),
+    "engine": ("Serve a model with SGLang, on GPUs or on a CPU.", "--model examples/small_world/model"),
+    "config": ("Show the effective configuration, and all keys.", "show configs/quickstart.yaml method=sdcc"),
+    "doctor": ("Report what is missing on this machine, and how to get it.", "configs/quickstart.yaml"),
 }
 
 
@@ -40,13 +49,14 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, name = COMMANDS[cmd_name][0].split(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"slime_plugin.cli.{name}"), name)
+        command.epilog = f"\b\nExample:\n  memorywalker {cmd_name} {COMMANDS[cmd_name][1]}"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (summary, _) in COMMANDS.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -55,7 +65,7 @@ def cli() -> None:
     """MemoryWalker: train agents on the contexts they really saw.
 
     Agent harnesses rewrite the context during a rollout. A record keeps what the policy saw at every step; these
-    commands read records, show what each training method makes of them, and measure it on a model.
+    commands create records, train on them, and show how each training method uses them.
     """
 
 

@@ -15,27 +15,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugin.cli.compare import Settings, compare_run
+from slime_plugin.cli.compare import CompareSettings, compare_run, log_line, parse_methods
 from slime_plugin.cli.output import console, write_whole
 from slime_plugin.cli.train import train_cell
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import EVERY_METHOD
 from slime_plugin.config.overrides import load_cell
-from slime_plugin.config.training import training_problems
-from slime_plugin.errors import ConfigError, MemoryWalkerError, nearest
-from slime_plugin.local.settings import changes, flat
-from slime_plugin.report.folder import RunFolder
-from slime_plugin.report.headline import together
-from slime_plugin.report.matrix import CONTROL, LEGEND, control_line, matrix_table, numbers
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.report.charts import check_plotly
+from slime_plugin.report.formatting import format_duration
+from slime_plugin.report.headline import sentences_of_all
+from slime_plugin.report.matrix_table import CONTROL, LEGEND, control_line, matrix_table, numbers
 from slime_plugin.report.run_data import COMPARISON_VERSION, read_runs
 from slime_plugin.report.run_page import run_page
-from slime_plugin.seam.args import carry
+from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.settings import changes, flat
+from slime_plugin.slime.refusals import training_problems
 
-METHODS = [method.type for method in EVERY_METHOD]
 CONFIGS = tuple(Path(f"configs/small_world/{name}.yaml") for name in ("tc_rag", "agentfold", "memexrl", "search_r1"))
 ITERATIONS = 8
-"""Of each cell, so that the small world's 16 take about half an hour on two cores."""
-COMPARISON = Settings(iterations=3, repeats=3)
+"""Per cell, so that the small world's 16 cells take about half an hour on two cores."""
+COMPARISON = CompareSettings(iterations=3, repeats=3)
 START, ROLLOUT, COMPARE = 25.0, 0.09, 30.0
 """Seconds on two cores in the small world: until a cell samples, for a rollout and its update, for a comparison."""
 _ONCE = f"{CONTROL} is trained once: nothing is edited there, so all methods are the same"
@@ -43,7 +42,7 @@ _ONCE = f"{CONTROL} is trained once: nothing is edited there, so all methods are
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One cell of the matrix and its run, which may have got anywhere before."""
+    """One cell of the matrix and its run, which may have been started before."""
 
     config: Path
     cell: Cell
@@ -54,13 +53,13 @@ class Job:
         return self.folder.path.name
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         return self.folder.settings.exists()
 
     @property
     def trained(self) -> int:
-        """Iterations whose metrics are there."""
-        lines = self.folder.read_metrics() if self.begun else ()
+        """Iterations that have metrics."""
+        lines = self.folder.read_metrics() if self.started else ()
         return max((line["iteration"] + 1 for line in lines if line["kind"] == "iteration"), default=0)
 
     @property
@@ -70,7 +69,7 @@ class Job:
 
     @property
     def compared(self) -> bool:
-        """Whether there is a comparison that goes as far as the run does."""
+        """Whether there is a comparison that covers the last iteration."""
         try:
             value = json.loads(self.folder.comparison.read_text(encoding="utf-8"))
             return bool(value["version"] == COMPARISON_VERSION and max(value["iterations"]) + 1 >= self.trained)
@@ -83,7 +82,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """What is left of it takes about as long."""
+        """Estimate of the time that is left."""
         if self.finished:
             return 0.0
         rollouts = self.left * self.cell.trainer.prompts * self.cell.rollout.samples
@@ -95,15 +94,11 @@ class Job:
             return "finished"
         if not self.left:
             return "trained, to be compared"
-        return f"{self.trained} of {self.cell.trainer.iterations} iterations" if self.begun else "new"
+        return f"{self.trained} of {self.cell.trainer.iterations} iterations" if self.started else "new"
 
 
-def _chosen_methods(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    names = METHODS if value is None else [name.strip() for name in value.split(",")]
-    wrong = next((name for name in names if name not in METHODS), None)
-    if wrong is not None:
-        raise click.BadParameter(f"there is no method {wrong!r:.40}; use {nearest(wrong, METHODS)}")
-    return tuple(name for name in METHODS if name in names)
+def _parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(method.type for method in parse_methods(context, parameter, value))
 
 
 @click.command()
@@ -116,19 +111,20 @@ def _chosen_methods(context: click.Context, parameter: click.Parameter, value: s
     metavar="DIR",
     help="Folder of the runs, and of report.html about all of them.",
 )
-@click.option("--methods", metavar="A,B", callback=_chosen_methods, help="Only these.  [default: all methods]")
-@click.option("--dry-run", is_flag=True, help="Say what would be trained, and about how long it takes.")
+@click.option("--methods", metavar="A,B", callback=_parse_names, help="Train only these.  [default: all methods]")
+@click.option("--dry-run", is_flag=True, help="Print what would be trained, and about how long it takes.")
 def matrix(words: tuple[str, ...], out: Path, methods: tuple[str, ...], dry_run: bool) -> None:
     """Train every method under every harness, one run after the other.
 
     Each CONFIG is a harness; without any, those of the small world: tc_rag, agentfold, memexrl and the control
-    search_r1. Each is trained under every method into DIR/HARNESS-METHOD, and its rollouts are then put under all
-    methods, as memorywalker compare does. The control is trained once, into DIR/search_r1: where nothing is edited, all
-    methods are the same.
+    search_r1. Each is trained under every method into DIR/HARNESS-METHOD, and all methods are then compared on
+    its rollouts, as memorywalker compare does. The control is trained once, into DIR/search_r1: where nothing is
+    edited, all methods are the same.
 
     Runs have 8 iterations, whatever CONFIG says, unless trainer.iterations=N is given. Interrupt it at any moment: the
-    same command goes on, skips what is finished, and tries again what failed. The exit code is 1 if a run failed.
+    same command resumes: it skips what is finished and retries what failed. The exit code is 1 if a run failed.
     """
+    check_plotly()  # now, because the report comes last
     jobs = _plan(words, out, methods)
     if dry_run:
         _print_plan(jobs, out)
@@ -136,12 +132,12 @@ def matrix(words: tuple[str, ...], out: Path, methods: tuple[str, ...], dry_run:
     failed = _run_all(jobs, out)
     _print_results(jobs, out)
     if failed:
-        click.echo(f"failed: {', '.join(failed)}; the same command tries again", err=True)
+        click.echo(f"failed: {', '.join(failed)}; the same command retries", err=True)
         sys.exit(1)
 
 
 def _plan(words: Sequence[str], out: Path, methods: Sequence[str]) -> list[Job]:
-    """All cells, checked before any work."""
+    """Return all cells, checked before any of them runs."""
     configs = [Path(word) for word in words if "=" not in word] or _small_world()
     overrides = [word for word in words if "=" in word]
     keys = [override.partition("=")[0].strip() for override in overrides]
@@ -158,8 +154,8 @@ def _plan(words: Sequence[str], out: Path, methods: Sequence[str]) -> list[Job]:
             folder = RunFolder(out / (harness if control else f"{harness}-{method}"))
             if folder.path in jobs:
                 raise ConfigError(
-                    f"{config}: {harness} is the harness of {jobs[folder.path].config} too; give each matrix one of "
-                    "them, and a folder of its own"
+                    f"{config}: {harness} is the harness of {jobs[folder.path].config} too; give each its own matrix, "
+                    "with its own --out"
                 )
             cell = load_cell(config, [*overrides, f"method={method}"])
             jobs[folder.path] = Job(config, cell, folder)
@@ -179,59 +175,59 @@ def _small_world() -> list[Path]:
 def _problems(job: Job) -> Iterator[str]:
     """Why a cell cannot be trained, or not in that folder."""
     yield from (f"{job.config}: {problem}" for problem in training_problems(job.cell))
-    if not job.begun:
+    if not job.started:
         return
     try:
         list(job.folder.read_metrics())
         for change in changes(job.folder, job.cell):
-            yield f"{job.folder.path}: was begun with {change}; go on with that, or choose another --out"
+            yield f"{job.folder.path}: was started with {change}; keep that, or choose another --out"
     except MemoryWalkerError as error:
-        yield f"{error}; remove {job.folder.path} to begin it again"
+        yield f"{error}; remove {job.folder.path} to start again"
 
 
 def _run_all(jobs: Sequence[Job], out: Path) -> list[str]:
-    """The names of those that failed."""
+    """Run all jobs; return the names of those that failed."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MemoryWalkerError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
     if any(job.cell.harness.type == CONTROL for job in jobs):
-        _tell(_ONCE)
+        log_line(_ONCE)
     failed: list[str] = []
-    begun, took, expected = time.monotonic(), 0.0, 0.0
+    start, took, expected = time.monotonic(), 0.0, 0.0
     for number, job in enumerate(jobs, start=1):
         where = f"cell {number} of {len(jobs)}: {job.name}"
         if job.finished:
-            _tell(f"{where}: finished already")
+            log_line(f"{where}: finished already")
             continue
-        # How fast this machine is against what was expected of the cells that it has done.
-        ahead = sum(later.seconds for later in jobs[number - 1 :]) * (took / expected if expected else 1.0)
-        started, alone = time.monotonic(), job.seconds
-        _tell(f"{where}; {_duration(started - begun)} so far, about {_duration(ahead)} to go")
+        # Scale the estimate by how long the finished cells took.
+        left = sum(later.seconds for later in jobs[number - 1 :]) * (took / expected if expected else 1.0)
+        job_start, job_expected = time.monotonic(), job.seconds
+        log_line(f"{where}; {format_duration(job_start - start)} so far, about {format_duration(left)} to go")
         try:
             _run(job)
             (run,) = read_runs([job.folder])
         except KeyboardInterrupt:
-            _tell(f"stopped in {job.name}; the same command goes on there")
+            log_line(f"stopped in {job.name}; run the same command again to resume")
             raise
         except (MemoryWalkerError, click.ClickException) as error:
             message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            _tell("\n".join(f"Error: {line}" for line in message.splitlines()))
+            log_line("\n".join(f"Error: {line}" for line in message.splitlines()))
             failed.append(job.name)
-        except Exception:  # noqa: BLE001  # a mistake of ours in one cell must not cost the others
-            _tell(traceback.format_exc())
+        except Exception:  # noqa: BLE001  # a bug in one cell must not stop the others
+            log_line(traceback.format_exc())
             failed.append(job.name)
         else:
-            took, expected = took + time.monotonic() - started, expected + alone
-            _tell(f"{job.name}: " + ", ".join(f"{key} {value}" for key, value in numbers(run).items()))
+            took, expected = took + time.monotonic() - job_start, expected + job_expected
+            log_line(f"{job.name}: " + ", ".join(f"{key} {value}" for key, value in numbers(run).items()))
     return failed
 
 
 def _run(job: Job) -> None:
-    """Whatever is left of a cell."""
+    """Run what is left of a cell."""
     cell, folder = job.cell, job.folder
     if job.left:
-        train_cell(cell, folder, str(job.config), resume=job.begun)
+        train_cell(cell, folder, job.config, resume=job.started)
     if not job.compared:
         settings = replace(
             COMPARISON,
@@ -240,18 +236,18 @@ def _run(job: Job) -> None:
             batch_tokens=cell.trainer.batch_tokens,
         )
         with Console(stderr=True).status(f"comparing {job.name}") as status:
-            compare_run(folder, settings, lambda n, of: status.update(f"comparing {job.name}: {n} of {of}"), _tell)
+            compare_run(folder, settings, lambda n, of: status.update(f"comparing {job.name}: {n} of {of}"), log_line)
 
 
 def _print_results(jobs: Sequence[Job], out: Path) -> None:
-    """The table of all that there is, and a page about it."""
+    """Print the table of all runs, and write their page."""
     folders = [job.folder for job in jobs if job.trained]
     if not folders:
         return
     runs = read_runs(folders)
     to = console()
     to.print(matrix_table(runs))
-    for line in (LEGEND, control_line(runs), *together(runs)):
+    for line in (LEGEND, control_line(runs), *sentences_of_all(runs)):
         if line is not None:
             to.print(line, markup=False)
     page = out / "report.html"
@@ -261,42 +257,30 @@ def _print_results(jobs: Sequence[Job], out: Path) -> None:
 
 
 def _print_plan(jobs: Sequence[Job], out: Path) -> None:
-    """Cells by configuration; of the settings, those in which they differ beyond harness and method."""
-    to = console()
+    """Print cells by configuration, with the settings in which they differ beyond harness and method."""
+    out_console = console()
     left, seconds = [job for job in jobs if not job.finished], sum(job.seconds for job in jobs)
-    told = f"{len(jobs)} cells in {out}, {len(left)} of them to do: about {_duration(seconds)}"
-    to.print(f"{told}, if this is the small world on two cores", soft_wrap=True, markup=False)
+    total = f"{len(jobs)} cells in {out}, {len(left)} of them to do: about {format_duration(seconds)}"
+    out_console.print(f"{total}, if this is the small world on two cores", soft_wrap=True, markup=False)
     if any(job.cell.harness.type == CONTROL for job in jobs):
-        to.print(_ONCE, soft_wrap=True, markup=False)
+        out_console.print(_ONCE, soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("cell", "state", "time", "settings that differ"):
         table.add_column(name, no_wrap=name != "settings that differ", justify="right" if name == "time" else "left")
-    told_of = {job.name: _told(job.cell) for job in jobs}
-    in_all = set.intersection(*map(set, told_of.values()))
+    settings = {job.name: _settings_of(job.cell) for job in jobs}
+    in_all = set.intersection(*map(set, settings.values()))
     for config in dict.fromkeys(job.config for job in jobs):
         some = [job for job in jobs if job.config == config]
-        shared = set.intersection(*(set(told_of[job.name]) for job in some))
-        differ = [setting for setting in told_of[some[0].name] if setting in shared - in_all]
+        shared = set.intersection(*(set(settings[job.name]) for job in some))
+        differ = [setting for setting in settings[some[0].name] if setting in shared - in_all]
         table.add_row(Text(str(config)), "", "", Text(" ".join(differ)))
         for job in some:
-            own = [setting for setting in told_of[job.name] if setting not in shared]
-            table.add_row(Text(f"  {job.name}"), job.state, _duration(job.seconds), Text(" ".join(own)))
-    to.print(table)
+            own = [setting for setting in settings[job.name] if setting not in shared]
+            table.add_row(Text(f"  {job.name}"), job.state, format_duration(job.seconds), Text(" ".join(own)))
+    out_console.print(table)
 
 
-def _told(cell: Cell) -> list[str]:
-    """The settings of a cell that its name does not tell, as they would be given on the command line."""
-    settings = [(key, value) for key, value in flat(carry(cell)) if key not in ("harness.type", "method.type")]
+def _settings_of(cell: Cell) -> list[str]:
+    """Settings of a cell except harness and method, as on the command line."""
+    settings = [(key, value) for key, value in flat(cell.to_json()) if key not in ("harness.type", "method.type")]
     return [f"{key}={json.dumps(value)}" for key, value in settings if value is not None]
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(50), _duration(1830)
-    ('50 s', '30 min')
-    """
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)

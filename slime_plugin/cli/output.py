@@ -1,4 +1,4 @@
-"""Where commands write to: standard output, progress on standard error, and whole files."""
+"""Output of commands: standard output, progress on standard error, and files."""
 
 from __future__ import annotations
 
@@ -14,59 +14,68 @@ import click
 import rich.progress
 from rich.console import Console
 
+from slime_plugin.run.files import replacing
+
 Item = TypeVar("Item")
 
 
 def console(width: int | None = None) -> Console:
-    """Standard output. Where it is not a terminal there is no right margin to keep to."""
+    """Standard output; wide if it is not a terminal."""
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=width or (200 if piped else None), highlight=False)
 
 
 def with_progress(items: Iterable[Item], what: str) -> Iterator[Item]:
-    """The items, counted on the terminal if they take longer than a moment."""
+    """Yield the items, with a counter on the terminal after half a second."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield from items
         return
     columns = (rich.progress.SpinnerColumn(), "{task.completed}", what, rich.progress.TimeElapsedColumn())
     progress = rich.progress.Progress(*columns, console=Console(stderr=True), transient=True)
     task = progress.add_task(what, total=None)
-    begun, started = time.monotonic(), False
+    start, shown = time.monotonic(), False
     try:
         for item in items:
             yield item
             progress.advance(task)
-            if not started and time.monotonic() - begun > 0.5:
+            if not shown and time.monotonic() - start > 0.5:
                 progress.start()
-                started = True
+                shown = True
     finally:
         progress.stop()
 
 
 @contextlib.contextmanager
 def shown_stages() -> Iterator[Callable[[float, str], None]]:
-    """Is to be told seconds and stage of something slow: a spinner on a terminal, otherwise a line for each stage."""
+    """Yield a callback that shows (seconds, stage): a spinner on a terminal, otherwise a line per stage."""
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         with Console(stderr=True).status("starting") as status:
             yield lambda seconds, stage: status.update(f"{stage} ({seconds:.0f} s)")
         return
-    told: list[str] = []
+    shown: list[str] = []
 
-    def tell(seconds: float, stage: str) -> None:
-        if stage not in told:
-            told.append(stage)
+    def show(seconds: float, stage: str) -> None:
+        if stage not in shown:
+            shown.append(stage)
             click.echo(f"{seconds:.0f} s: {stage}", err=True)
 
-    yield tell
+    yield show
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file or nothing: what was there before is replaced only by a complete file."""
-    draft = path.with_name(f".{path.name}.part")
+@contextlib.contextmanager
+def complete_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to. ``path`` is replaced once the block has ended without an error."""
+    path = path.resolve()  # what a link names is replaced, not the link
+    if path.exists() and not path.is_file():
+        raise click.ClickException(f"{path}: not a regular file; choose another path")
     try:
-        draft.write_bytes(text.encode("utf-8", errors="backslashreplace"))
-        draft.replace(path)
+        with replacing(path) as draft:
+            yield draft
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from error
+        raise click.ClickException(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a complete file or none."""
+    with complete_file(path) as draft:
+        draft.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", errors="backslashreplace"))

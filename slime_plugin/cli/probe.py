@@ -46,7 +46,7 @@ def probe(files: tuple[Path, ...], plot: Path | None, as_json: bool, **options: 
             column[scores[i].tape] = scores[i].logprobs
             columns.append(column)
         parts.setdefault(record.meta.harness or "unnamed", []).append(Pitfalls.of(Trajectory.of(record), *columns))
-    harnesses = {name: Pitfalls.together(parts[name]) for name in sorted(parts)}
+    harnesses = {name: Pitfalls.joined(parts[name]) for name in sorted(parts)}
     if as_json:
         click.echo(json.dumps({name: pitfalls.to_json() for name, pitfalls in harnesses.items()}, indent=2))
     else:

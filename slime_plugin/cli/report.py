@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 
 from slime_plugin.cli.output import write_whole
-from slime_plugin.report.folder import RunFolder
 from slime_plugin.report.run_page import run_page
+from slime_plugin.run.folder import RunFolder
 
 
 @click.command()
@@ -21,12 +21,12 @@ from slime_plugin.report.run_page import run_page
     "--out",
     type=click.Path(path_type=Path),
     metavar="PAGE",
-    help="Where to write it.  [default: report.html in the run, or in the folder that holds all of them]",
+    help="File to write.  [default: report.html in the run, or in the folder that holds all of them]",
 )
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """Write a page about training runs.
 
-    One HTML file that needs nothing else: reward, drift, cost and lost tokens as plots, methods by harnesses if there
+    One HTML file that needs nothing else: reward, logdiff, cost and lost tokens as plots, methods by harnesses if there
     are several runs, and every rollout's live contexts, token by token.
     """
     with Console(stderr=True).status("reading rollouts"):

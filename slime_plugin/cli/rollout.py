@@ -16,8 +16,8 @@ import click
 import rich.progress
 from rich.console import Console
 
-from slime_plugin.cli.config import CONFIG, OVERRIDES
-from slime_plugin.cli.inputs import check_installed, sound_records
+from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
+from slime_plugin.cli.inputs import check_installed, echo_errors, sound_records
 from slime_plugin.cli.output import console, shown_stages
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
@@ -28,17 +28,15 @@ from slime_plugin.record import Record
 from slime_plugin.report.summary import summarise, summary_tables
 
 if TYPE_CHECKING:
-    from slime_plugin.bridge.chat import Chat
-    from slime_plugin.bridge.engine.sglang import SglangEngine
-    from slime_plugin.bridge.harness import Running
-    from slime_plugin.bridge.run import Tally
+    from slime_plugin.rollout.chat import Chat
+    from slime_plugin.rollout.engine.sglang_client import SglangEngine
+    from slime_plugin.rollout.environment import RolloutHandle
+    from slime_plugin.rollout.runner import Tally
 
-_EVERY = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
+PROGRESS_INTERVAL_S = 10.0
+"""Between two lines of progress if standard error is not a terminal."""
 
-ENGINE = click.option(
-    "--engine", metavar="URL", help="An SGLang server or router that runs already.  [default: engine.url]"
-)
+ENGINE = click.option("--engine", metavar="URL", help="A running SGLang server or router.  [default: engine.url]")
 
 
 @click.command()
@@ -59,9 +57,8 @@ def rollout(
     """Run a harness: questions in, records out.
 
     CONFIG is a cell with harness, model, tools and questions; settings such as harness=tc_rag or rollout.turns=12
-    replace its own. Without an engine to talk to, an SGLang server is started for the time of the run. Every rollout is
-    written down as it ends: called again with the same folder, the command goes on where it stopped, and tries again
-    what failed.
+    override its own. Without an engine URL, an SGLang server is started for the run. Every record is stored as its
+    rollout ends: called again with the same folder, the command resumes, and retries what failed.
 
     Exits with 1 if rollouts failed or were aborted, and with 130 if it was interrupted.
     """
@@ -70,72 +67,62 @@ def rollout(
         cell = cell.model_copy(update={"rollout": cell.rollout.model_copy(update={"samples": samples})})
     cell = with_engine(cell, engine)
     check_installed("rollout", "aiohttp", "bm25s", "orjson", "tokenizers")
-    with as_mistakes_of(config):
+    with prefixed_errors(config):
         try:
             tally = asyncio.run(_run(cell, out, questions))
         except asyncio.CancelledError:  # by the second interrupt
             raise click.Abort from None
     _report(out)
     click.echo(f"wrote {out}; memorywalker record list {out} shows every rollout", err=True)
-    left = {"failed": tally.statuses["failed"], "aborted": tally.statuses["aborted"], "not begun": tally.left}
+    left = {"failed": tally.statuses["failed"], "aborted": tally.statuses["aborted"], "not started": tally.left}
     if any(left.values()):
         numbers = ", ".join(f"{number} {what}" for what, number in left.items() if number)
         log = out / "rollout.log"
         reasons = f"; {log} has the reasons" if log.exists() else ""
-        click.echo(f"{numbers} of {tally.total} rollouts; call the command again to go on{reasons}", err=True)
+        click.echo(f"{numbers} of {tally.total} rollouts; run the command again to resume{reasons}", err=True)
     sys.exit(130 if tally.interrupted else 1 if any(left.values()) else 0)
 
 
 def with_engine(cell: Cell, url: str | None) -> Cell:
-    """The cell with the engine of the command line, if there is one."""
+    """Return the cell with the engine of the command line, if one is given."""
     if url is None:
         return cell
-    there = parse_config({**cell.engine.model_dump(), "url": url}, Engine, "--engine")
-    return cell.model_copy(update={"engine": there})
-
-
-@contextmanager
-def as_mistakes_of(config: Path) -> Iterator[None]:
-    """Mistakes in a configuration that come out only when it is used name the file as well."""
-    try:
-        yield
-    except ConfigError as error:
-        lines = str(error).splitlines()
-        raise ConfigError("\n".join(f"{config}: {line}" for line in lines)) from None
+    configured = parse_config({**cell.engine.model_dump(), "url": url}, Engine, "--engine")
+    return cell.model_copy(update={"engine": configured})
 
 
 async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
-    """From a cell to a folder of records. All that can be wrong with the cell is told before an engine is started."""
-    from slime_plugin.bridge.questions import read_questions
-    from slime_plugin.bridge.run import Tally, jobs_left, open_run, run_jobs
-    from slime_plugin.tap.run import open_surroundings
+    """Run the rollouts of a cell into a folder. Invalid settings are refused before an engine is started."""
+    from slime_plugin.environments import open_environment
+    from slime_plugin.rollout.questions import read_questions
+    from slime_plugin.rollout.runner import Tally, jobs_left, open_run, run_jobs
 
     if cell.rollout.questions is None:
         raise ConfigError("rollout.questions: missing; name a file of JSON lines with question and answers")
     questions = read_questions(cell.rollout.questions)[:limit]
     async with AsyncExitStack() as stack:
-        harness = await stack.enter_async_context(open_surroundings(cell))
+        environment = await stack.enter_async_context(open_environment(cell))
         store = stack.enter_context(open_run(out, cell))
         jobs = jobs_left(store.path, questions, cell.rollout.samples)
         tally = Tally(len(jobs))
-        there = len(questions) * cell.rollout.samples - len(jobs)
-        if there:
-            click.echo(f"{there} rollouts are there already, {len(jobs)} are left", err=True)
+        done = len(questions) * cell.rollout.samples - len(jobs)
+        if done:
+            click.echo(f"{done} rollouts are done already, {len(jobs)} are left", err=True)
         if jobs:
             stack.enter_context(log_file(out / "rollout.log"))
             stop = stack.enter_context(interrupts())
-            engine = await stack.enter_async_context(open_engine(cell, harness.chat, out, stop))
+            engine = await stack.enter_async_context(open_engine(cell, environment.chat, out, stop))
             watch = stack.enter_context(_progress(tally))
-            await run_jobs(harness, engine, jobs, store, watch, stop)
+            await run_jobs(environment, engine, jobs, store, watch, stop)
             tally.interrupted = stop.is_set()
     return tally
 
 
 @asynccontextmanager
 async def open_engine(cell: Cell, chat: Chat, out: Path, stop: asyncio.Event) -> AsyncIterator[SglangEngine]:
-    """The engine of the configuration, or one that lives as long as the run."""
-    from slime_plugin.bridge.engine.sglang import SglangEngine
-    from slime_plugin.bridge.server import Flags, Server, ServerError, chosen_device
+    """Connect to the configured engine, or start one for the run."""
+    from slime_plugin.rollout.engine.sglang_client import SglangEngine
+    from slime_plugin.rollout.server import Flags, Server, ServerError, chosen_device
 
     stop_ids = chat.stop_ids
     if cell.engine.url is not None:
@@ -143,7 +130,7 @@ async def open_engine(cell: Cell, chat: Chat, out: Path, stop: asyncio.Event) ->
             await engine.check()
             yield engine
         return
-    assert cell.model is not None  # or there were no tokenizer, and no harness
+    assert cell.model is not None  # the environment has its tokenizer
     server = Server(Flags(cell.model, chosen_device("auto")), log=out / "engine.log")
     try:
         server.start()
@@ -166,8 +153,8 @@ async def open_engine(cell: Cell, chat: Chat, out: Path, stop: asyncio.Event) ->
 
 
 @contextmanager
-def interrupts(what: str = "rollouts under way end as aborted") -> Iterator[asyncio.Event]:
-    """An event that an interrupt or a termination sets; the second one ends everything at once."""
+def interrupts(what: str = "running rollouts end as aborted") -> Iterator[asyncio.Event]:
+    """Yield an event that SIGINT or SIGTERM sets; a second signal cancels the task."""
     loop, stop, task = asyncio.get_running_loop(), asyncio.Event(), asyncio.current_task()
 
     def interrupted() -> None:
@@ -188,12 +175,12 @@ def interrupts(what: str = "rollouts under way end as aborted") -> Iterator[asyn
 
 
 @contextmanager
-def _progress(tally: Tally) -> Iterator[Callable[[Record, Running], None]]:
-    """Shows on a terminal what the run has come to, and now and then says it elsewhere."""
-    begun = last = time.monotonic()
+def _progress(tally: Tally) -> Iterator[Callable[[Record, RolloutHandle], None]]:
+    """Show the totals of a run: a progress bar on a terminal, otherwise a line every few seconds."""
+    start = last = time.monotonic()
 
     def line() -> str:
-        seconds = max(time.monotonic() - begun, 1e-9)
+        seconds = max(time.monotonic() - start, 1e-9)
         reward = "-" if tally.reward is None else f"{tally.reward:.3f}"
         return (
             f"{tally.turns / seconds:.1f} turns/s, {tally.tokens / seconds:.0f} tokens/s, "
@@ -206,23 +193,23 @@ def _progress(tally: Tally) -> Iterator[Callable[[Record, Running], None]]:
     )
     task = bar.add_task("", total=tally.total)
 
-    def watch(record: Record, session: Running) -> None:
+    def watch(record: Record, rollout: RolloutHandle) -> None:
         nonlocal last
-        tally.add(record, session.turns)
+        tally.add(record, rollout.turns)
         bar.update(task, advance=1, description=line())
-        if bar.disable and time.monotonic() - last > _EVERY:
+        if bar.disable and time.monotonic() - last > PROGRESS_INTERVAL_S:
             last = time.monotonic()
-            click.echo(f"{tally.sessions} of {tally.total} rollouts, {line()}", err=True)
+            click.echo(f"{tally.rollouts} of {tally.total} rollouts, {line()}", err=True)
 
     with bar:
         yield watch
-    seconds = time.monotonic() - begun
-    click.echo(f"{tally.sessions} rollouts in {seconds:.1f} s: {line()}", err=True)
+    seconds = time.monotonic() - start
+    click.echo(f"{tally.rollouts} rollouts in {seconds:.1f} s: {line()}", err=True)
 
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """What goes wrong in single rollouts, with tracebacks, for later."""
+    """Log failures of single rollouts, with tracebacks, to a file."""
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger("slime_plugin")
@@ -235,9 +222,8 @@ def log_file(path: Path) -> Iterator[None]:
 
 
 def _report(out: Path) -> None:
-    """What edits did to all rollouts of the run."""
+    """Print what edits did to the rollouts of the run."""
     problems: list[str] = []
     summary = summarise(sound_records([out], problems))
-    for line in problems:
-        click.echo(f"Error: {line}", err=True)
+    echo_errors(problems)
     console().print(summary_tables(summary)[0])

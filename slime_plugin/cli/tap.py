@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slime_plugin.cli.config import CONFIG, OVERRIDES
+from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
 from slime_plugin.cli.inputs import check_installed
 from slime_plugin.cli.output import console
-from slime_plugin.cli.rollout import ENGINE, as_mistakes_of, interrupts, log_file, open_engine, with_engine
+from slime_plugin.cli.rollout import ENGINE, interrupts, log_file, open_engine, with_engine
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import read_yaml
 from slime_plugin.config.harness import BLACK_BOXES, BlackBox, Train
@@ -23,19 +23,19 @@ from slime_plugin.record import Meta, Record, StoreWriter, scan_store
 from slime_plugin.report.terminal import draw_staircase
 
 if TYPE_CHECKING:
-    from slime_plugin.tap.session import History
     from slime_plugin.tap.tap import Tap
+    from slime_plugin.tap.tap_session import SessionHistory
 
 STORE = "rollouts.records"
-"""What the rollouts of a served folder are written to."""
+"""Name of the store of a served folder."""
 
 
 @click.group()
 def tap() -> None:
-    """Serve agents as they are, and record what they do.
+    """Serve unmodified agents, and record what they do.
 
-    The tap looks like Anthropic's and OpenAI's interfaces. What an agent does to its context is recovered from what it
-    sends, and becomes a record like any other.
+    The tap serves Anthropic's and OpenAI's APIs. What an agent does to its context is recovered from its
+    requests, and becomes a record like any other.
     """
 
 
@@ -44,8 +44,8 @@ def tap() -> None:
 @OVERRIDES
 @click.option("--logs", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the sessions.")
 @click.option("--session", "names", multiple=True, metavar="NAME", help="A rollout to open; may be repeated.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Where to listen.  [default: any that is free]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: a free one]")
 @click.option("--public", is_flag=True, help="Allow a host that other machines reach; nothing is encrypted.")
 @ENGINE
 def serve(
@@ -60,13 +60,13 @@ def serve(
 ) -> None:
     """Serve any client until interrupted.
 
-    Opens a rollout for every --session and prints its token; rollouts of which --logs has an unfinished log go on, with
-    the tokens that their clients have (with the same --port, nobody has to be told). When it is interrupted, records of
-    all of them are added to rollouts.records in that folder.
+    Opens a rollout for every --session and prints its token. Rollouts with an unfinished log in --logs are resumed;
+    their clients keep their tokens, and with the same --port also their URL. On interrupt, the records of all of them
+    are added to rollouts.records in that folder.
     """
     _check()
     cell = with_engine(load_cell(config, overrides), engine)
-    with as_mistakes_of(config):
+    with prefixed_errors(config):
         try:
             asyncio.run(_serve(cell, logs, names, (host, port, public)))
         except asyncio.CancelledError:  # by the second interrupt
@@ -74,52 +74,51 @@ def serve(
 
 
 async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[str, int, bool]) -> None:
-    from slime_plugin.tap.limits import Settings
-    from slime_plugin.tap.log import is_ended
-    from slime_plugin.tap.server import Listening
-    from slime_plugin.tap.tap import SUFFIX
+    from slime_plugin.tap.limits import ServerSettings
+    from slime_plugin.tap.server import TapServer
+    from slime_plugin.tap.session_log import is_ended
+    from slime_plugin.tap.tap import LOG_SUFFIX
 
     host, port, public = listen
-    settings = Settings(host=host, port=port, public=public)
-    server, black_box = _tap(cell, logs)
+    settings = ServerSettings(host=host, port=port, public=public)
+    tap, black_box = _tap(cell, logs)
     logs.mkdir(parents=True, exist_ok=True)
-    there = sorted(logs.glob(f"*{SUFFIX}"))
-    unfinished = [path for path in there if not is_ended(path)]
-    wanted = _wanted(names, server, bool(unfinished))
+    unfinished = [path for path in sorted(logs.glob(f"*{LOG_SUFFIX}")) if not is_ended(path)]
+    new = _new_names(names, tap, resumes=bool(unfinished))
     async with AsyncExitStack() as stack:
-        listening = await stack.enter_async_context(Listening(server, settings))  # a port that is taken is told first
+        server = await stack.enter_async_context(TapServer(tap, settings))  # first: the port may be taken
         stack.enter_context(log_file(logs / "tap.log"))
-        stop = stack.enter_context(interrupts("rollouts under way are closed and written down"))
-        engine = await stack.enter_async_context(open_engine(cell, server.chat, logs, stop))
+        stop = stack.enter_context(interrupts("open rollouts are closed and recorded"))
+        engine = await stack.enter_async_context(open_engine(cell, tap.chat, logs, stop))
         for path in unfinished:
-            session = server.reopen(path, engine)
-            click.echo(f"session {session.id} goes on after {len(session.turns)} turns, with the token it has")
-        for name in wanted:
-            session, token = server.open(name, engine)
+            session = tap.reopen(path, engine)
+            click.echo(f"session {session.id} resumes after {len(session.turns)} turns, with the same token")
+        for name in new:
+            session, token = tap.open(name, engine)
             click.echo(f"session {session.id}, token {token}")
-            click.echo(f"  ANTHROPIC_BASE_URL={listening.url} ANTHROPIC_AUTH_TOKEN={token}")
+            click.echo(f"  ANTHROPIC_BASE_URL={server.url} ANTHROPIC_AUTH_TOKEN={token}")
             click.echo("  CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1 CLAUDE_CODE_GATEWAY_HINT_HEADERS=1  (Claude Code)")
-            click.echo(f"  OPENAI_BASE_URL={listening.url}/v1 OPENAI_API_KEY={token}")
-        click.echo(f"listening on {listening.url}; interrupt to end")
+            click.echo(f"  OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY={token}")
+        click.echo(f"listening on {server.url}; interrupt to end")
         await stop.wait()
-        sessions = server.sessions
+        sessions = tap.sessions
         for session in sessions:
-            server.close(session)
+            tap.close(session)
             await session.close({"status": "closed"})
     _write([_recovered(session, black_box.train) for session in sessions if session.turns], logs / STORE)
 
 
-def _wanted(names: tuple[str, ...], server: Tap, goes_on: bool) -> tuple[str, ...]:
-    """The rollouts to open, whose names are free. Without any, and if none goes on, there is one all the same."""
-    taken = [name for i, name in enumerate(names) if name in names[:i] or server.log_of(name).exists()]
+def _new_names(names: tuple[str, ...], tap: Tap, *, resumes: bool) -> tuple[str, ...]:
+    """The names of the rollouts to open: those given, or one if none is given and none is resumed."""
+    taken = [name for i, name in enumerate(names) if name in names[:i] or tap.log_of(name).exists()]
     if taken:
         raise click.BadParameter(
             f"there is a rollout {taken[0]!r} already; choose another name", param_hint="--session"
         )
-    if names or goes_on:
+    if names or resumes:
         return names
     free = (f"rollout-{number}" for number in count())
-    return (next(name for name in free if not server.log_of(name).exists()),)
+    return (next(name for name in free if not tap.log_of(name).exists()),)
 
 
 @tap.command()
@@ -129,31 +128,33 @@ def _wanted(names: tuple[str, ...], server: Tap, goes_on: bool) -> tuple[str, ..
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Store to add records to.")
 def recover(logs: tuple[Path, ...], config: Path, out: Path) -> None:
-    """Write the records of sessions whose logs are all that is left.
+    """Write the records of sessions from their logs.
 
-    LOG is a log of the tap, or a folder of such. They are only read: a tap that goes on with them misses nothing.
+    LOG is a log of the tap, or a folder of logs. They are only read: a running tap is not disturbed.
     """
     _check()
     cell = load_cell(config, ())
-    with as_mistakes_of(config):
+    with prefixed_errors(config):
         _recover(cell, logs, out)
 
 
 def _recover(cell: Cell, logs: tuple[Path, ...], out: Path) -> None:
-    from slime_plugin.tap.tap import SUFFIX
+    from slime_plugin.tap.tap import LOG_SUFFIX
 
-    server, black_box = _tap(cell, Path())
-    paths = [file for path in logs for file in (sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path])]
+    tap, black_box = _tap(cell, Path())
+    paths = [file for path in logs for file in (sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path])]
     if not paths:
-        raise click.UsageError(f"there is no *{SUFFIX} in {', '.join(map(str, logs))}")
-    histories = [server.read(path) for path in paths]
+        raise click.UsageError(f"there is no *{LOG_SUFFIX} in {', '.join(map(str, logs))}")
+    histories = [tap.read(path) for path in paths]
     _write([_recovered(history, black_box.train) for history in histories if history.turns], out)
 
 
 @tap.command()
-@click.option("--harness", required=True, metavar="TYPE", help=f"Which agent: {', '.join(BLACK_BOXES)}, or your own.")
-@click.option("--task", required=True, help="What it is to do.")
-@click.option("--answer", "answers", multiple=True, help="What counts as right, for the reward; may be repeated.")
+@click.option(
+    "--harness", required=True, metavar="TYPE", help=f"The agent: {', '.join(BLACK_BOXES)}, or your own driver."
+)
+@click.option("--task", required=True, help="What the agent is to do.")
+@click.option("--answer", "answers", multiple=True, help="An accepted answer, for the reward; may be repeated.")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="A cell to take settings from.")
 @OVERRIDES
 @ENGINE
@@ -169,11 +170,10 @@ def run(
     engine: str | None,
     out: Path,
 ) -> None:
-    """Send one agent to do one task, and record it.
+    """Run one agent on one task, and record it.
 
     Settings such as model=FOLDER, rollout.context_tokens=65536 or harness.workspace=FOLDER replace those of --config.
-    Without an engine to talk to, an SGLang server is started for the time of the run. Exits with 1 if the rollout
-    failed or was aborted.
+    Without an engine URL, an SGLang server is started for the run. Exits with 1 if the rollout failed or was aborted.
     """
     _check()
     given = {} if config is None else read_yaml(config)
@@ -185,29 +185,29 @@ def run(
         raise click.Abort from None
     draw_staircase(record, console())
     meta = record.meta
-    reason = f": {meta.extra['error']}" if "error" in meta.extra else ""
+    reason = "" if meta.report.error is None else f": {meta.report.error}"
     reward = "" if meta.reward is None else f", reward {meta.reward:g}"
-    click.echo(f"{meta.status} ({meta.extra['stop']}){reason}{reward}; wrote {out}", err=True)
+    click.echo(f"{meta.status} ({meta.report.stop}){reason}{reward}; wrote {out}", err=True)
     sys.exit(0 if meta.status in ("completed", "truncated") else 1)
 
 
 async def _run(cell: Cell, task: str, answers: tuple[str, ...], out: Path) -> Record:
-    from slime_plugin.bridge.messages import Question
-    from slime_plugin.tap.run import open_surroundings
+    from slime_plugin.environments import open_environment
+    from slime_plugin.rollout.messages import Question
 
     question = Question("task", task, answers)
     out.parent.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        agents = await stack.enter_async_context(open_surroundings(cell))
+        agents = await stack.enter_async_context(open_environment(cell))
         store = stack.enter_context(StoreWriter(out))
         stack.enter_context(log_file(out.with_suffix(".log")))
-        stop = stack.enter_context(interrupts("the agent is ended, and what it did is written down"))
+        stop = stack.enter_context(interrupts("the agent is terminated and its rollout recorded"))
         engine = await stack.enter_async_context(open_engine(cell, agents.chat, out.parent, stop))
         before = sum(isinstance(found, Record) for found in scan_store(out))
         rollout = agents.begin(engine, question, f"task-{before}", cell.rollout.seed)
         ending = asyncio.create_task(stop.wait())
         ending.add_done_callback(lambda task: None if task.cancelled() else rollout.stop())
-        click.echo(f"{cell.harness.type} is at work", err=True)
+        click.echo(f"{cell.harness.type} is running", err=True)
         record = await rollout.run()
         ending.cancel()
         store.append(record)
@@ -215,24 +215,25 @@ async def _run(cell: Cell, task: str, answers: tuple[str, ...], out: Path) -> Re
 
 
 def _tap(cell: Cell, logs: Path) -> tuple[Tap, BlackBox]:
-    """The tap that a cell describes, and the settings of its black box. An editor stands for the default ones."""
-    from slime_plugin.bridge.chat import load_chat
-    from slime_plugin.bridge.harness import check_model
-    from slime_plugin.tap.drivers import driver_for
-    from slime_plugin.tap.run import MODEL
+    """The tap of a cell, and the settings of its agent; the default ones for an editor."""
+    from slime_plugin.agents import any_thread_of, driver_for
+    from slime_plugin.agents.environment import MODEL
+    from slime_plugin.rollout.chat import load_chat
+    from slime_plugin.rollout.environment import check_model
     from slime_plugin.tap.tap import Tap
 
     chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
     driver = driver_for(cell.harness)
     black_box = BlackBox() if driver is None else driver.settings
-    return Tap(chat, cell.rollout, logs, model=MODEL, keep_thoughts=black_box.thoughts == "keep"), black_box
+    keep_thoughts, thread_of = black_box.thoughts == "keep", any_thread_of(driver)
+    return Tap(chat, cell.rollout, logs, model=MODEL, thread_of=thread_of, keep_thoughts=keep_thoughts), black_box
 
 
-def _recovered(history: History, train: Train) -> Record:
-    from slime_plugin.tap.recovery import recover
+def _recovered(history: SessionHistory, train: Train) -> Record:
+    from slime_plugin.recovery.recover import recover
 
     found = recover(history.contexts, history.parents, history.lost, train.model_dump())
-    meta = Meta(id=history.id, harness="tap", weight_version=history.weight_version, extra=found.extra)
+    meta = Meta(id=history.id, harness="tap", weight_version=history.weight_version, extra=found.report.to_json())
     return found.record(meta)
 
 

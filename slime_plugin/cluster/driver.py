@@ -1,8 +1,8 @@
-"""slime's own training loop, behind a check of what it was given: python -m slime_plugin.cluster.driver FLAGS...
+"""slime's own training loop, behind a check of its arguments: python -m slime_plugin.cluster.driver FLAGS...
 
-slime ignores flags that it does not know, sets the keys of a YAML file on its arguments unchecked, and calls whatever
-hooks it is told of. So before any GPU is taken, this looks at the flags, at the arguments that slime makes of them, and
-at the source of the slime and the Megatron that are installed; then it calls slime's ``train``.
+slime ignores unknown flags, sets the keys of a YAML file on its arguments unchecked, and calls any hooks that it is
+given. So before any GPU is used, this checks the flags, the parsed arguments, and the source of the installed slime and
+Megatron; then it calls slime's ``train``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from slime_plugin.cluster.flags import check_command_line
 from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.seam.contract import contract_problems
-from slime_plugin.seam.refusals import check_args
+from slime_plugin.slime.contract import contract_problems
+from slime_plugin.slime.refusals import check_args
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def parsed(words: Sequence[str]) -> Namespace:
-    """What slime's parser makes of the words."""
+    """The arguments as slime's parser returns them."""
     from slime.utils.arguments import parse_args
 
     before, sys.argv = sys.argv, ["train.py", *words]
@@ -50,17 +50,16 @@ def parsed(words: Sequence[str]) -> Namespace:
 
 
 def slime_train() -> Callable[[Namespace], None]:
-    """The ``train`` of slime's ``train.py``, which is no part of its package: it lies beside it, or in SLIME_DIR."""
+    """The function ``train`` of slime's ``train.py``, which lies beside its package, or in SLIME_DIR."""
     package = importlib.util.find_spec("slime")
     if package is None or package.origin is None:
-        raise ConfigError("slime: not installed; docker/slime.Dockerfile has all that a job needs")
+        raise ConfigError("slime: not installed; use the image of docker/slime.Dockerfile")
     folder = Path(os.environ.get("SLIME_DIR") or Path(package.origin).parent.parent)
     path = folder / "train.py"
     if not path.is_file():
         raise ConfigError(f"there is no {path}; set SLIME_DIR to the folder of slime's repository")
     spec = importlib.util.spec_from_file_location("slime_train", path)
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     train: Callable[[Namespace], None] = module.train

@@ -1,8 +1,7 @@
-"""Questions for training and for evaluation: python -m slime_plugin.cluster.prepare FILE... --out data
+"""Split questions for training and evaluation: python -m slime_plugin.cluster.prepare FILE... --out data
 
-No question is in both, and one that is in the evaluation stays there: which side a question is on follows from its
-text alone, whatever else is asked and in whatever order. A file that is there already is never changed; the same
-command again finds that there is nothing to do, and one that was interrupted is done again.
+The side of a question depends on its text alone, not on other questions or their order: no question is on both sides,
+and none moves when files are added. Existing files are never changed, so the command can be repeated.
 """
 
 from __future__ import annotations
@@ -11,35 +10,34 @@ import argparse
 import hashlib
 import json
 import sys
-import tempfile
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from slime_plugin.bridge.messages import Question
-from slime_plugin.bridge.questions import read_questions
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.rollout.messages import Question
+from slime_plugin.rollout.questions import read_questions
+from slime_plugin.run.files import write_atomically
 
 ANSWERS = ("answers", "golden_answers", "answer", "label")
-"""Names under which data sets keep the answers of a question: a list of texts, or one text."""
+"""Names of the field with the answers in common data sets: a list of texts, or one text."""
 TRAIN, DEV = "train.jsonl", "dev.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Questions by what they are for, and those that were left out because they had been asked before."""
+    """Both sides, and the questions that were dropped as repetitions of earlier ones."""
 
     train: list[Question]
     dev: list[Question]
     repeated: list[Question]
     contradicted: list[Question]
-    """Those of the repeated ones whose answers are others than the first time."""
+    """The repeated ones with other answers than the first time."""
 
 
 def prepare(files: Sequence[Path], out: Path, share: float = 0.02, answers: str = "answers") -> Split:
-    """Write ``train.jsonl`` and ``dev.jsonl`` into a folder, unless they are there."""
+    """Write ``train.jsonl`` and ``dev.jsonl`` into a folder, unless they exist."""
     split = split_questions(read_all(files, answers), share)
     for name, questions in (("evaluation", split.dev), ("training", split.train)):
         if not questions:
@@ -57,29 +55,25 @@ def prepare(files: Sequence[Path], out: Path, share: float = 0.02, answers: str 
     out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         if not path.exists():
-            draft = path.with_name(f".{path.name}.part")
-            draft.write_bytes(text)
-            draft.replace(path)
+            write_atomically(path, text)
     return split
 
 
 def read_all(files: Sequence[Path], answers: str = "answers") -> list[Question]:
-    """Of several files, each question goes by the name of its file and its own."""
+    """All questions; with several files, the name of its file is put before the id of a question."""
     names = [path.stem for path in files]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"{twice}: two files have this name, by which their questions are told apart; rename one")
-    found = []
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{twice}: two files have this name, which has to identify their questions; rename one")
+    questions = []
     for path in files:
-        questions = read_questions(path) if answers == "answers" else _read_renamed(path, answers)
-        found += (
-            [Question(f"{path.stem}-{q.id}", q.text, q.answers) for q in questions] if len(files) > 1 else questions
-        )
-    return found
+        prefix = f"{path.stem}-" if len(files) > 1 else ""
+        questions += [replace(found, id=f"{prefix}{found.id}") for found in read_questions(path, answers)]
+    return questions
 
 
 def split_questions(questions: Sequence[Question], share: float) -> Split:
-    """The share of the dev set is one of all possible questions, so it is met only about."""
+    """Split by a hash of the text, so that the share of the dev set is approximate."""
     if not 0 < share < 1:
         raise ConfigError(f"--dev: {share:g} is no share between 0 and 1")
     seen: dict[str, Question] = {}
@@ -92,17 +86,17 @@ def split_questions(questions: Sequence[Question], share: float) -> Split:
             if set(first.answers) != set(question.answers):
                 split.contradicted.append(question)
         else:
-            (split.dev if _place(key) < share else split.train).append(question)
+            (split.dev if _fraction(key) < share else split.train).append(question)
     return split
 
 
 def normalised(text: str) -> str:
-    """Two questions are the same if they differ in case, blanks and the encoding of characters alone."""
+    """Questions that differ only in case, blanks and the encoding of characters are the same."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _place(key: str) -> float:
-    """Somewhere from 0 to 1, evenly."""
+def _fraction(key: str) -> float:
+    """A hash, uniform in [0, 1)."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
@@ -111,47 +105,12 @@ def _text(questions: Sequence[Question]) -> bytes:
     return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode("utf-8", "surrogatepass")
 
 
-def _read_renamed(path: Path, answers: str) -> list[Question]:
-    """The format is checked in one place, so the names that it has are put in before, line by line."""
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / path.name
-        try:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from error
-        draft.write_text("\n".join(_renamed(line, answers, f"{path}:{n}") for n, line in enumerate(lines, 1)), "utf-8")
-        try:
-            return read_questions(draft)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(str(draft), str(path))) from None
-
-
-def _renamed(line: str, answers: str, where: str) -> str:
-    try:
-        value: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        return line  # refused by who checks the format
-    if not isinstance(value, dict):
-        return line
-    if answers not in value:
-        there = ", ".join(sorted(map(str, value)))
-        raise ConfigError(f"{where}: has no {answers}, but {there:.80}; --answers names where the answers are")
-    given = value[answers]
-    return json.dumps({**value, "answers": [given] if isinstance(given, str) else given})
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="prepare", description="Split questions into those to train on and a dev set."
-    )
+    parser = argparse.ArgumentParser(prog="prepare", description="Split questions into a training and a dev set.")
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="JSON lines with question, answers and id")
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder for train.jsonl and dev.jsonl")
-    parser.add_argument(
-        "--dev", type=float, default=0.02, metavar="SHARE", help="of the dev set (default: %(default)s)"
-    )
-    parser.add_argument("--answers", choices=ANSWERS, default=ANSWERS[0], help="name of the answers in the files")
+    parser.add_argument("--dev", type=float, default=0.02, metavar="SHARE", help="of the dev set (default: 0.02)")
+    parser.add_argument("--answers", choices=ANSWERS, default=ANSWERS[0], help="field with the answers")
     args = parser.parse_args(words)
     try:
         split = prepare(args.files, args.out, args.dev, args.answers)

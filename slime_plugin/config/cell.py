@@ -1,6 +1,8 @@
-"""One cell of the matrix of harnesses and methods: what one run is configured with."""
+"""The configuration of one run: a cell of the matrix of harnesses and methods."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from slime_plugin.config.cluster import Cluster
 from slime_plugin.config.evaluation import Evaluation
@@ -16,7 +18,7 @@ from slime_plugin.config.trainer import Trainer
 
 
 class Cell(Frozen):
-    """Harness and method are two independent switches: any of the one goes with any of the other."""
+    """Harness and method are two independent switches: any harness works with any method."""
 
     model: File | None = None
     """Folder of a Hugging Face checkpoint with its tokenizer: the policy."""
@@ -28,21 +30,25 @@ class Cell(Frozen):
     rollout: Rollout = Rollout()
     """How rollouts are sampled."""
     engine: Engine = Engine()
-    """What samples them."""
+    """The server that samples them."""
     tools: Tools = ()
-    """What the policy may call."""
+    """Tools that the policy may call."""
     reward: Reward = ExactMatch()
-    """What a rollout is worth."""
+    """The reward of a rollout."""
 
     objective: Objective = Objective()
-    """What a policy update minimises."""
+    """The loss of a policy update."""
     std: bool = True
     """Divide advantages by the standard deviation of their group."""
     trainer: Trainer = Trainer()
-    """How the policy is updated, and how the work is split over ranks."""
+    """How the policy is updated, and its parallelism."""
     evaluation: Evaluation = Evaluation()
-    """How well the policy does meanwhile, on other questions."""
+    """Evaluation on other questions during training."""
     tracking: Tracking = Tracking()
-    """Where metrics go."""
+    """Metric writers."""
     cluster: Cluster = Cluster()
-    """Where slime runs it."""
+    """Machines and GPUs of a job under slime."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for other processes and for ``run.json``."""
+        return self.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Where slime runs a cell: the ``cluster:`` block of a configuration. Nothing else reads it."""
+"""Machines and GPUs of a job under slime: the ``cluster:`` block of a configuration. Local runs ignore it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from pydantic import Field, model_validator
 from slime_plugin.config.frozen import File, Frozen
 
 Setting = bool | int | float | str
-"""The value of a flag; true for one that takes none, and false to leave out one that would be there."""
+"""The value of a flag; true sets a flag without a value, false leaves a flag out."""
 
 
 class Cluster(Frozen):
-    """One node of 8 GPUs that engines and trainer take turns on, if nothing else is said."""
+    """By default one node of 8 GPUs that engines and trainer take turns on."""
 
     nodes: int = Field(default=1, ge=1)
     """Machines."""
     gpus: int = Field(default=8, ge=1)
-    """GPUs of each."""
+    """GPUs per node."""
     memory: float = Field(default=80.0, gt=0)
-    """GB of each GPU; only ``memorywalker plan`` reads it."""
+    """GB per GPU; only ``memorywalker plan`` reads it."""
     rollout_nodes: int = Field(default=0, ge=0)
-    """How many of the nodes are for engines alone. 0: engines and trainer share all GPUs and take turns."""
+    """Nodes that only run engines. 0: engines and trainer share all GPUs and take turns."""
     engine_gpus: int = Field(default=1, ge=1)
-    """GPUs of one engine: its tensor parallelism."""
+    """GPUs per engine: its tensor parallelism."""
     engine_memory: float = Field(default=0.7, gt=0, lt=1)
-    """Share of a GPU's memory for weights and KV cache of an engine."""
+    """Share of a GPU's memory for the weights and KV cache of an engine."""
 
     megatron: File | None = None
-    """The model as a Megatron checkpoint, which ``launch/prepare.sh`` writes: the reference of the KL, and where
-    training begins. MODEL_torch_dist beside the model if not set."""
+    """The model as a Megatron checkpoint, written by ``launch/prepare.sh``: the initial policy and the reference of the
+    KL. MODEL_torch_dist beside the model if not set."""
     replay: File | None = None
-    """Folder of a run whose recorded rollouts are trained on again, without engines."""
+    """Folder of a run whose recorded rollouts are trained on, without engines."""
     flags: dict[str, Setting | list[Setting]] = Field(default_factory=dict)
-    """Further flags of slime, Megatron and SGLang by their names, such as ``use-wandb: true``. They are checked against
-    the flags there are, because slime drops a misspelt one without a word."""
+    """Further flags of slime, Megatron and SGLang by name, such as ``use-wandb: true``. They are checked against the
+    flags that exist, because slime silently ignores a misspelt one."""
 
     @model_validator(mode="after")
     def _engines_fit(self) -> Self:
@@ -46,7 +46,7 @@ class Cluster(Frozen):
             )
         if self.rollout_gpus % self.engine_gpus:
             raise ValueError(
-                f"{self.rollout_gpus} GPUs cannot be dealt out to engines of engine_gpus {self.engine_gpus}; choose a "
+                f"{self.rollout_gpus} GPUs cannot be divided among engines of engine_gpus {self.engine_gpus}; choose a "
                 f"divisor of {self.rollout_gpus}"
             )
         return self

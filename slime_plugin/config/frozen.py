@@ -1,38 +1,73 @@
-"""The base of all configuration models, and the YAML reader that explains what is wrong with a file.
+"""The base of all configuration models, and a YAML reader whose errors name the key and the remedy.
 
-PyYAML follows YAML 1.1, where ``1e-6`` is a string; here it is a number, and a text ``1e-6`` is written with quotes.
+PyYAML follows YAML 1.1, where ``1e-6`` is a string; here it is a number, and a string ``1e-6`` needs quotes.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from slime_plugin.errors import ConfigError, nearest
 
 
 class Frozen(BaseModel):
-    """A model whose instances do not change and whose unknown keys are errors."""
+    """An immutable model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """Old to new name of a renamed key. The old name is accepted with a warning until its line here is removed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_keys(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for old, new in cls.RENAMED.items():
+            if old in value:
+                if new in value:
+                    raise ValueError(f"{old} is the old name of {new}, and both are given; use {new} alone")
+                warnings.warn(f"configuration key {old} is now {new}; rename it", FutureWarning, stacklevel=2)
+                value = {new if key == old else key: item for key, item in value.items()}
+        return value
 
 
 Model = TypeVar("Model", bound=Frozen)
 
-File = Annotated[Path, Field(strict=False)]
-"""A path, relative to the folder a command is run in. YAML has strings, which a strict model would refuse."""
+ABSOLUTE = "absolute"
+"""Serialization context that writes all paths as absolute ones, for other folders and nodes."""
 
 
-def _address(url: str) -> str:
+def _path_text(path: Path, info: SerializationInfo) -> str:
+    return str(path.resolve() if info.context == ABSOLUTE else path)
+
+
+# not strict: YAML has texts, not paths
+File = Annotated[Path, Field(strict=False), PlainSerializer(_path_text, when_used="json")]
+"""A path, relative to the folder that a command is run in. Not strict, because YAML has strings."""
+
+
+def _check_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"scheme {parts.scheme!r} is neither http nor https; write http://host:port/path")
@@ -41,29 +76,28 @@ def _address(url: str) -> str:
     return url
 
 
-Url = Annotated[str, AfterValidator(_address)]
-"""Of a server."""
+Url = Annotated[str, AfterValidator(_check_url)]
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the floats of YAML 1.2, in which a key that is given twice is a mistake."""
+    """Safe YAML with the floats of YAML 1.2, where a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         mapping = super().construct_mapping(node, deep)
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
+        duplicate = next((key for key in keys if keys.count(key) > 1), None)
+        if duplicate is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {duplicate!r} is given twice", node.start_mark)
         return mapping
 
 
 class _Dumper(yaml.SafeDumper):
-    """What it writes, the loader reads back the same."""
+    """Its output is read back unchanged by the loader."""
 
 
 def _list_node(dumper: _Dumper, items: list[Any]) -> yaml.Node:
-    plain = not any(isinstance(item, dict | list) for item in items)  # these stay on one line
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=plain)
+    scalars = not any(isinstance(item, dict | list) for item in items)  # a list of scalars stays on one line
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=scalars)
 
 
 _Dumper.add_representer(list, _list_node)
@@ -78,12 +112,12 @@ for _class in (_Loader, _Dumper):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing that is wrong with a configuration."""
+    """One error in a configuration."""
 
     keys: tuple[str, ...]
-    """Where, as it is written in the file."""
+    """Its place, as written in the file."""
     text: str
-    """Where and what, with the remedy."""
+    """Place, error and remedy."""
 
 
 def load_config(path: str | Path, model: type[Model]) -> Model:
@@ -91,15 +125,18 @@ def load_config(path: str | Path, model: type[Model]) -> Model:
     return parse_config(read_yaml(path), model, str(path))
 
 
-def read_yaml(path: str | Path) -> Any:
-    """What is in a YAML file; one with nothing in it is an empty configuration."""
+def read_text(path: str | Path) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from error
-    value = parse_yaml(text, str(path))
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The value in a YAML file; an empty file is an empty configuration."""
+    value = parse_yaml(read_text(path), str(path))
     return {} if value is None else value
 
 
@@ -111,12 +148,12 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def to_yaml(value: Any, width: int = 120) -> str:
-    """As :func:`parse_yaml` reads it back."""
+    """The inverse of :func:`parse_yaml`."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def parse_config(value: Any, model: type[Model], where: str | Callable[[Mistake], str]) -> Model:
-    """The configuration in a parsed value. ``where`` is its place, or tells whose fault a mistake is."""
+    """The configuration in a parsed value. ``where`` names its source, or finds the source of a mistake."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -126,14 +163,14 @@ def parse_config(value: Any, model: type[Model], where: str | Callable[[Mistake]
 
 
 def models_in(annotation: Any) -> tuple[type[BaseModel], ...]:
-    """The models that a value of that type may be or hold, in the order in which they are given."""
+    """The models in a type annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return (annotation,)
     return tuple(model for part in get_args(annotation) for model in models_in(part))
 
 
 def tag_of(model: type[BaseModel]) -> str | None:
-    """The ``type`` that chooses a model among others; None where nothing does."""
+    """The ``type`` that chooses a model in a union, or None."""
     field = model.model_fields.get("type")
     return field.default if field is not None and isinstance(field.default, str) else None
 
@@ -143,7 +180,7 @@ def _explain(detail: ErrorDetails, model: type[Frozen], value: Any) -> Mistake:
     place = ".".join(keys) or "the whole file"
     context = detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
-        text = f"{place}: unknown key; {_meant(keys, detail['loc'][:-1], model)}"
+        text = f"{place}: unknown key; {_suggestion(keys, model, value)}"
     elif detail["type"] == "missing":
         text = f"{place}: missing; it has no default"
     elif detail["type"] == "union_tag_invalid":
@@ -158,57 +195,56 @@ def _explain(detail: ErrorDetails, model: type[Frozen], value: Any) -> Mistake:
 
 
 def _written_keys(loc: tuple[str | int, ...], value: Any) -> list[str]:
-    """The path to a mistake as it stands in the file: pydantic adds the names of the alternatives it tried."""
+    """The path of an error as in the file, without the names of union alternatives that pydantic adds."""
     keys = []
     for i, key in enumerate(loc):
         if isinstance(value, dict) and key not in value and (i < len(loc) - 1 or key == value.get("type")):
             continue
         keys.append(str(key))
-        listed = isinstance(value, list) and isinstance(key, int)
-        value = value[key] if listed else value.get(key) if isinstance(value, dict) else None
+        value = _inside(value, str(key))
     return keys
 
 
-def _meant(keys: Sequence[str], loc: Sequence[str | int], model: type[BaseModel]) -> str:
-    """What to do about a key that is not there: its neighbours come first, then what has that name elsewhere."""
-    key, place = keys[-1], ".".join("0" if part.isdecimal() else part for part in keys)
-    siblings = _keys_at(loc, model)
+def _inside(value: Any, key: str) -> Any:
+    """The value of a key, or of an index of a list; None where there is none."""
+    if isinstance(value, list):
+        return value[int(key)] if key.isdecimal() and int(key) < len(value) else None
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _suggestion(keys: list[str], model: type[BaseModel], value: Any) -> str:
+    """The remedy for an unknown key: a similar key of its block, else one of that name in another block."""
+    *block, key = keys
+    for part in block:
+        value = _inside(value, part)
+    kind = value.get("type") if isinstance(value, dict) else None
+    parent = "".join(f"{'0' if part.isdecimal() else part}." for part in block)
+    places = list(_all_keys(model))
+    siblings = [path.removeprefix(parent) for path, tag in places if path.startswith(parent) and tag in (None, kind)]
+    siblings = [name for name in siblings if "." not in name]
     if difflib.get_close_matches(key, siblings):
         return f"use {nearest(key, siblings)}"
-    everywhere = list(_all_places(model))
-    types = [kind for path, kind in everywhere if path == place]
+    types = [tag for path, tag in places if path == parent + key and tag]
     if types:
         return f"it belongs to type {' and '.join(types)}"
-    close = difflib.get_close_matches(key, [path.rpartition(".")[2] for path, _ in everywhere], n=1, cutoff=0.75)
-    there = [
-        f"{path!r} of type {kind}" if kind else repr(path)
-        for path, kind in everywhere
-        if path.rpartition(".")[2] in close
+    names = [path.rpartition(".")[2] for path, _ in places]
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
+    others = [
+        f"{path!r} of type {tag}" if tag else repr(path)
+        for (path, tag), name in zip(places, names, strict=True)
+        if name in close
     ]
-    if not there:
+    if not others:
         return f"use {nearest(key, siblings)}" if siblings else "leave it out"
-    return f"use {there[0]}" if len(there) == 1 else f"use one of {', '.join(there[:4])}"
+    return f"use {others[0]}" if len(others) == 1 else f"use one of {', '.join(others[:4])}"
 
 
-def _keys_at(loc: Sequence[str | int], model: type[BaseModel]) -> list[str]:
-    """The keys of the block there. Of models that may stand in one place, pydantic names the one it took."""
-    models: tuple[type[BaseModel], ...] = (model,)
-    for part in loc:
-        fields = [found.model_fields[part] for found in models if part in found.model_fields]
-        if fields:
-            models = tuple(inner for field in fields for inner in models_in(field.annotation))
-        elif isinstance(part, str):
-            models = tuple(found for found in models if tag_of(found) == part)
-    return [name for found in models for name in found.model_fields]
-
-
-def _all_places(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]:
-    """Every key anywhere below a model as it is written, and the type of the block it is in, or an empty text."""
+def _all_keys(model: type[BaseModel], parent: str = "") -> Iterator[tuple[str, str | None]]:
+    """Path of every key of a model and the models in it, with the ``type`` of its block."""
     for name, field in model.model_fields.items():
         if name == "type":
-            continue  # a word that a dozen blocks have, and that no other is a misspelling of
-        full = f"{path}.{name}" if path else name
-        yield full, tag_of(model) or ""
-        inside = f"{full}.0" if get_origin(field.annotation) is tuple else full
+            continue  # a dozen blocks have it, and no other key is a misspelling of it
+        yield f"{parent}{name}", tag_of(model)
+        index = "0." if get_origin(field.annotation) is tuple else ""
         for inner in models_in(field.annotation):
-            yield from _all_places(inner, inside)
+            yield from _all_keys(inner, f"{parent}{name}.{index}")

@@ -1,17 +1,31 @@
-"""How a harness edits the live context during a rollout: the ``harness:`` switch of a configuration."""
+"""How a harness edits the live context during a rollout: the ``harness:`` switch of a configuration.
+
+Each harness declares its keys and, for ``memorywalker plan``, the size of an average rollout. That is an estimate: ten
+turns, a prompt of 1,000 tokens, 300 sampled in each turn, 900 in each tool result. At thirty turns that is 36,100
+tokens, where the paper's control has 36,370 as its longest request. Edits are placed so that there are about as many
+branches as the paper counts segments (3.90, 3.23, 4.10). The longest tapes are the paper's: Max tok. of its matrix, and
+the 121k that AgentFold folds at most.
+
+Numbers are in the order of :class:`Workload`: turns; tokens that are sampled, on the tape, in the last context;
+branches; tokens of all branches, of the prefix tree, of the teacher row; diverging leaves; tokens of the longest tape.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
-from slime_plugin.config.custom import CUSTOM, Custom, type_of
-from slime_plugin.config.frozen import File, Frozen
+from slime_plugin.config.custom import BY_TYPE, Custom
+from slime_plugin.config.frozen import File, Frozen, models_in
+from slime_plugin.config.workload import Workload
 
 
 class SearchR1(Frozen):
     """The control: nothing is ever edited."""
+
+    workload: ClassVar = Workload(10, 3_000, 12_100, 12_100, 1, 12_100, 12_100, 0, 0, 36_370)
 
     type: Literal["search_r1"] = "search_r1"
 
@@ -19,17 +33,23 @@ class SearchR1(Frozen):
 class TcRag(Frozen):
     """A stack of tool results from which the policy pops."""
 
+    # three pops of the oldest result
+    workload: ClassVar = Workload(10, 3_000, 12_100, 9_400, 4, 26_200, 21_400, 13_900, 2_100, 40_182)
+
     type: Literal["tc_rag"] = "tc_rag"
     evict: Literal["oldest", "newest", "largest"] = "oldest"
     """Which tool result leaves the context when the policy calls pop()."""
     reply: str = "removed"
-    """What the policy is told after a pop; with an empty text it is told nothing."""
+    """The tool result of a pop; none with an empty text."""
     empty: str = "nothing to pop"
-    """What the policy is told if there is no tool result in the context."""
+    """The tool result of a pop if the context has no tool result left."""
 
 
 class AgentFold(Frozen):
     """A context that has grown too long is folded into a summary that the policy samples."""
+
+    # a fold into 300 sampled tokens above 3,000
+    workload: ClassVar = Workload(10, 4_200, 13_540, 2_800, 5, 18_740, 14_740, 4_060, 300, 121_000)
 
     type: Literal["agentfold"] = "agentfold"
     threshold: int = Field(default=3000, ge=1)
@@ -48,105 +68,114 @@ class AgentFold(Frozen):
 class MemexRL(Frozen):
     """A store outside the context: the policy offloads tool results under a name and retrieves them."""
 
+    # two offloads, and a restore before the answer
+    workload: ClassVar = Workload(10, 3_000, 12_140, 12_100, 4, 26_560, 17_840, 7_040, 1_500, 65_630)
+
     type: Literal["memexrl"] = "memexrl"
     restore: bool = True
     """Bring everything back before the turn in which the policy answers."""
     stub: str = "[stored in memory as {name}]"
-    """What stands in the context in place of offloaded tool results; {name} is the name of the entry."""
+    """Text that replaces offloaded tool results in the context; {name} is the name of the entry."""
     reply: str = ""
-    """What the policy is told after an offload, beyond the stub; with an empty text it is told nothing."""
+    """The tool result of an offload, beside the stub; none with an empty text."""
 
 
-def _switch(value: Any) -> Any:
+def _on_off(value: Any) -> Any:
     return float(value) if isinstance(value, bool) else value
 
 
-Weight = Annotated[float, BeforeValidator(_switch), Field(ge=0, allow_inf_nan=False)]
-"""How much something counts in the loss: ``on`` is 1, ``off`` is 0, any other number is a number."""
+TokenWeight = Annotated[float, BeforeValidator(_on_off), Field(ge=0, allow_inf_nan=False)]
+"""Factor in the loss; ``on`` is 1, ``off`` is 0."""
 
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]  # YAML has lists, and a strict tuple refuses them
 
 
 class Train(Frozen):
-    """What a black box has the policy do besides the task itself, and how much of it is trained on."""
+    """Factors in the loss: 0 or off, 1 or on, or any other number."""
 
-    summaries: Weight = 1.0
+    summaries: TokenWeight = 1.0
     """Summaries that the agent asks for when it compacts its context."""
-    subagents: Weight = 1.0
+    subagents: TokenWeight = 1.0
     """Conversations that the policy starts with itself, through the agent."""
-    auxiliary: Weight = 0.0
-    """What the agent asks on its own account, such as a title for the conversation."""
+    auxiliary: TokenWeight = 0.0
+    """Requests of the agent itself, such as a title for the conversation."""
 
 
 class BlackBox(Frozen):
-    """An agent of its own that runs outside and is served as if we were its model provider."""
+    """An agent that runs as a process of its own, with the tap as its model provider."""
+
+    # begins with 15,000 tokens of instructions and tools, gets 1,500 per call, and compacts once
+    workload: ClassVar = Workload(10, 3_600, 32_100, 19_500, 2, 47_700, 32_700, 28_200, 600, 82_779)
 
     program: File | None = None
-    """Its program. Left out, it is looked for in ``.harnesses/bin`` of the current folder, where launch/harnesses.sh
-    puts it, and then on PATH."""
+    """Path of the agent's program. If not set, it is searched in ``.harnesses/bin`` of the current folder, where
+    launch/harnesses.sh installs it, and then on PATH."""
     train: Train = Train()
-    """How much of what it has the policy do besides the task is trained on."""
+    """What is trained on besides the task itself."""
     thoughts: Literal["keep", "drop"] = "keep"
-    """``keep``: the policy goes on seeing what it thought in earlier turns, also where the agent does not send it back.
-    ``drop``: as in Qwen's own chat template, thoughts from before the last question are taken out."""
+    """``keep``: thoughts of earlier turns stay in the context, also where the agent does not send them back.
+    ``drop``: as in Qwen's own chat template, thoughts from before the last question are removed."""
     workspace: File | None = None
-    """A folder that is copied for every rollout, and that the agent works in; left out, it is an empty one."""
+    """Folder that is copied for every rollout as the agent's working folder. An empty one if not set."""
     instructions: str = "When you are done, give the final answer alone between <answer> and </answer>."
-    """Stands behind the task."""
+    """Appended to the task."""
     processes: int = Field(default=16, ge=1)
-    """How many agents are under way at once on one machine; each takes a few hundred MB."""
+    """Agents that run at once on one machine; each takes a few hundred MB."""
     keep_folders: bool = False
-    """Leave what the agent wrote, its home and its working folder, for you to look at."""
+    """Keep the agent's home and its working folder after a rollout."""
 
 
 class ClaudeCode(BlackBox):
-    """A black box: Claude Code as it is deployed. What it does to its context is recovered from what it sends."""
+    """A black box: Claude Code as it is deployed. Its context edits are recovered from its requests."""
 
     type: Literal["claude_code"] = "claude_code"
     tools: Names = ("Agent", "Bash", "Edit", "Read", "Write")
-    """Its tools that the policy is offered, by Claude Code's names. All of these run without asking."""
+    """Tools that the policy may call, by Claude Code's names. All of them run without asking for permission."""
     background: bool = False
-    """Let the policy leave commands and subagents running behind its back; when they end depends on the machine."""
+    """Allow commands and subagents that run in the background; when they end depends on the machine."""
     compact_at: int | None = Field(default=None, ge=1)
-    """Tokens in the context from which on it compacts. Left out, as it does by itself: at the length of the context
-    less the tokens of a turn (at most 20000 of them) and 13000, which is much of a short context."""
+    """Context size in tokens at which it compacts. If not set, its own default: the length of the context less the
+    tokens of a turn (at most 20000 of them) and 13000, which is much of a short context."""
 
 
 class OpenCode(BlackBox):
-    """A black box: OpenCode as it is deployed. What it does to its context is recovered from what it sends."""
+    """A black box: OpenCode as it is deployed. Its context edits are recovered from its requests."""
+
+    workload: ClassVar = replace(BlackBox.workload, longest_tape=76_807)
 
     type: Literal["opencode"] = "opencode"
     tools: Names = ("bash", "edit", "glob", "grep", "read", "task", "todowrite")
-    """Its tools that the policy is offered, by the names of OpenCode's permissions: ``edit`` is also ``write``. All of
-    these run without asking."""
+    """Tools that the policy may call, by the names of OpenCode's permissions: ``edit`` is also ``write``. All of them
+    run without asking for permission."""
     compact_at: int | None = Field(default=None, ge=1)
-    """Tokens in the context, with the last turn, from which on it compacts. Left out, as it does by itself: at the
-    length of the context less the tokens of a turn."""
+    """Context size in tokens, with the last turn, at which it compacts. If not set, its own default: the length of the
+    context less the tokens of a turn."""
     keep_tokens: int | None = Field(default=None, ge=0)
-    """Tokens of the last turns that a compaction leaves as they are. Left out, a quarter of ``compact_at``, but no less
-    than 2000 and no more than 15000."""
+    """Tokens of the last turns that a compaction keeps unchanged. If not set, a quarter of ``compact_at``, within 2000
+    to 15000."""
     prune: bool = False
     """Replace old tool results by a note once there are many of them."""
 
 
-BLACK_BOXES = ("claude_code", "opencode")
-"""Harnesses that run outside and are served as if we were their model provider; they expose no spans."""
-
-
 class CustomEditor(Custom):
-    """A subclass of ``slime_plugin.bridge.editors.Editor`` of your own; ``docs/extend.md`` walks through one.
+    """A subclass of ``slime_plugin.rollout.editors.Editor`` of your own; ``docs/extend.md`` walks through one.
 
-    Or of ``slime_plugin.tap.drivers.Driver``: a black box of your own.
+    Or of ``slime_plugin.agents.Driver``: a black box of your own.
     """
+
+    workload: ClassVar = TcRag.workload
 
 
 Harness = Annotated[
-    Annotated[SearchR1, Tag("search_r1")]
-    | Annotated[TcRag, Tag("tc_rag")]
-    | Annotated[AgentFold, Tag("agentfold")]
-    | Annotated[MemexRL, Tag("memexrl")]
-    | Annotated[ClaudeCode, Tag("claude_code")]
-    | Annotated[OpenCode, Tag("opencode")]
-    | Annotated[CustomEditor, Tag(CUSTOM)],
-    Discriminator(type_of),
+    SearchR1 | TcRag | AgentFold | MemexRL | ClaudeCode | OpenCode | CustomEditor,
+    BY_TYPE,
 ]
+
+EDITOR_TYPES: tuple[str, ...] = tuple(
+    model.model_fields["type"].default for model in models_in(Harness) if not issubclass(model, BlackBox | Custom)
+)
+"""``type`` of the built-in editors."""
+BLACK_BOXES: tuple[str, ...] = tuple(
+    model.model_fields["type"].default for model in models_in(Harness) if issubclass(model, BlackBox)
+)
+"""``type`` of the built-in agents."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self, cast, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from slime_plugin.config.frozen import Frozen
+from slime_plugin.config.custom import CUSTOM, Custom, type_of
+from slime_plugin.config.frozen import Frozen, models_in
 
 Packing = Literal["trie", "replicated", "union"]
 PACKINGS: tuple[str, ...] = get_args(Packing)
@@ -66,8 +67,24 @@ class Sdcc(Frozen):
     """Diverged steps in a row after which the KL is switched off for the rest of the run."""
 
 
-Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc, Field(discriminator="type")]
+class CustomMethod(Custom):
+    """A subclass of ``slime_plugin.methods.Method`` of your own; ``docs/extend.md`` walks through one."""
+
+    def __hash__(self) -> int:  # its settings may be lists and mappings, which pydantic cannot hash
+        return hash(self.model_dump_json())
 
 
-EVERY_METHOD: tuple[Method, ...] = (NaiveCompressed(), NaiveFull(), LogitTree(), Mask4d(), Sdcc())
+Method = Annotated[
+    Annotated[NaiveCompressed, Tag("naive_compressed")]
+    | Annotated[NaiveFull, Tag("naive_full")]
+    | Annotated[LogitTree, Tag("logittree")]
+    | Annotated[Mask4d, Tag("mask4d")]
+    | Annotated[Sdcc, Tag("sdcc")]
+    | Annotated[CustomMethod, Tag(CUSTOM)],
+    Discriminator(type_of),
+]
+
+EVERY_METHOD = cast(
+    "tuple[Method, ...]", tuple(model() for model in models_in(Method) if not issubclass(model, Custom))
+)
 """All methods with their defaults, in the order in which they are compared."""

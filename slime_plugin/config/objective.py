@@ -1,4 +1,4 @@
-"""What a policy update minimises: the ``objective:`` block of a configuration."""
+"""The loss of a policy update: the ``objective:`` block of a configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Settings on the command line: ``method=sdcc trainer.tp=2 tools.0.top_k=5``, over those of a file.
 
-Values are YAML. A word alone for a block that has a ``type`` chooses that type: ``harness=tc_rag``. The file's settings
-of the block stay if the type is what it was, and go if it changes, because they belong to another type.
+Values are YAML. A word alone for a block with a ``type`` chooses that type: ``harness=tc_rag``. If the type changes,
+the file's settings of the block are dropped, because they belong to another type.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ WHERE = "command line"
 
 
 def load_cell(path: str | Path, overrides: Sequence[str] = (), further: Sequence[str | Path] = ()) -> Cell:
-    """The cell in a YAML file, with some of its settings given anew: by further files, and then one by one."""
+    """The cell in a YAML file, with settings replaced by further files and then by overrides."""
     value = read_yaml(path)
     for other in further:
         value = merged(value, read_yaml(other))
-    where = " with ".join(map(str, (path, *further)))
-    return parse_cell(value, overrides, where)
+    return parse_cell(value, overrides, " with ".join(map(str, (path, *further))))
 
 
 def merged(value: Any, other: Any) -> Any:
-    """Settings of two files, where those of the other count; a block of another type takes the place of the first.
+    """The settings of two files, the second taking precedence; a block of another type replaces the first one.
 
     >>> merged({"trainer": {"tp": 2, "pp": 1}, "method": {"type": "sdcc", "weight": 0.2}},
     ...        {"trainer": {"tp": 4}, "method": {"type": "mask4d"}})
@@ -45,7 +44,7 @@ def merged(value: Any, other: Any) -> Any:
 
 
 def parse_cell(value: Any, overrides: Sequence[str], where: str) -> Cell:
-    """The cell in a parsed value, with some of its settings given anew. Of two for one key the later one counts."""
+    """The cell in a parsed value, with overrides applied. Of two overrides of one key the later one wins."""
     parsed = sorted((_parse(text) for text in overrides), key=lambda override: override.depth)
     if not isinstance(value, dict) or not parsed:
         return parse_config(value, Cell, where)
@@ -54,7 +53,7 @@ def parse_cell(value: Any, overrides: Sequence[str], where: str) -> Cell:
     except RecursionError:
         raise ConfigError(f"{where}: a block is inside itself; write it out") from None
     effective = [override for override in parsed if _apply(override, value)]
-    return parse_config(value, Cell, lambda mistake: _place(mistake, effective, where))
+    return parse_config(value, Cell, lambda mistake: _source(mistake, effective, where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,90 +64,81 @@ class _Override:
 
     @property
     def depth(self) -> int:
-        """Blocks and their types come before what is in them, in whatever order they are given."""
+        """Order of application: a block and its type before the keys in it, whatever the order on the command line."""
         return len(self.keys) - (self.keys[-1] == "type")
 
-    def refuse(self, reason: str) -> ConfigError:
+    def error(self, reason: str) -> ConfigError:
         return ConfigError(f"{WHERE}: {self.text:.80}: {reason}")
 
 
 def _parse(text: str) -> _Override:
-    path, equals, written = text.partition("=")
+    path, equals, value = text.partition("=")
     keys = tuple(path.strip().split("."))
-    if not equals:
-        raise ConfigError(f"{WHERE}: {text!r:.80} has no '='; settings are key=value, such as trainer.tp=2")
-    if not all(keys):
-        raise ConfigError(f"{WHERE}: {text!r:.80} has an empty key; settings are key=value, such as trainer.tp=2")
-    if not written.strip():
+    if not equals or not all(keys):
+        wrong = "an empty key" if equals else "no '='"
+        raise ConfigError(f"{WHERE}: {text!r:.80} has {wrong}; settings are key=value, such as trainer.tp=2")
+    if not value.strip():
         raise ConfigError(
             f"{WHERE}: {text:.80} has no value; {path}=null sets none, {path}='\"\"' an empty text, with both quotes"
         )
-    return _Override(text, keys, parse_yaml(written, f"{WHERE}: {text:.80}"))
+    return _Override(text, keys, parse_yaml(value, f"{WHERE}: {text:.80}"))
 
 
 def _copied(value: Any) -> Any:
-    """Without anything that stands in two places: a YAML alias is one object, and an override is for one of them."""
+    """A copy without shared parts: a YAML alias is one object in two places, and an override changes only one."""
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _apply(override: _Override, value: dict[str, Any]) -> bool:
-    """Put the setting into the value; false if it is there already."""
-    *path, last = override.keys
+    """Set the value; False if that changes nothing."""
     block: Any = value
     models: tuple[type[BaseModel], ...] = (Cell,)
+    *path, last = override.keys
     for depth, name in enumerate(path):
         key, field = _key(override, depth, block), _field(block, name, models)
         if isinstance(block, dict):
             models = () if field is None else models_in(field.annotation)
             if block.get(key) is None:
-                block[key] = _opened(field)
+                block[key] = _default_block(field)
         block = block[key]
-    key = _key(override, len(path), block)
+    key, field = _key(override, len(path), block), _field(block, last, models)
     if isinstance(block, dict) and last == "type" and any(map(tag_of, models)):
-        return _choose(block, override.value)
-    field = _field(block, last, models)
-    if isinstance(override.value, str) and _has_types(block, field, models):
-        there = block[key] if isinstance(block, list) else block.setdefault(key, {})
-        if not isinstance(there, dict):
-            there = block[key] = {}
-        return _choose(there, override.value)
+        return _choose_type(block, override.value)
+    if isinstance(block, dict):  # the models of the value; in a list they are those of its items
+        is_block = field is not None and get_origin(field.annotation) is not tuple
+        models = models_in(field.annotation) if field is not None and is_block else ()
+    if isinstance(override.value, str) and any(map(tag_of, models)):
+        current = block.get(key) if isinstance(block, dict) else block[key]
+        block[key] = current if isinstance(current, dict) else {}
+        return _choose_type(block[key], override.value)
     block[key] = override.value
     return True
 
 
 def _key(override: _Override, depth: int, block: Any) -> Any:
-    """What the key at that depth is to the block it is looked up in."""
+    """The key of an override at that depth: a name in a block, an index in a list."""
     key, place = override.keys[depth], ".".join(override.keys[:depth])
     if isinstance(block, dict):
         return key
     if not isinstance(block, list):
-        raise override.refuse(f"{place} is {block!r:.40}, which has no {key!r} in it")
+        raise override.error(f"{place} is {block!r:.40}, which has no {key!r} in it")
     if not (key.isascii() and key.isdecimal() and int(key) < len(block)):
         valid = f"use a number from 0 to {len(block) - 1}" if block else f"set all of it: {place}=[...]"
-        raise override.refuse(f"{place} has {len(block)} entries, and none is {key!r}; {valid}")
+        raise override.error(f"{place} has {len(block)} entries, and none is {key!r}; {valid}")
     return int(key)
 
 
 def _field(block: Any, name: str, models: Sequence[type[BaseModel]]) -> FieldInfo | None:
-    """What a block's key is declared as, by the model that its type chooses; None in lists and where nothing is."""
+    """The declaration of a key in the model that the block's type chooses, if there is one."""
     if not isinstance(block, dict):
         return None
     chosen = [model for model in models if tag_of(model) in (None, block.get("type"))]
     return next((model.model_fields[name] for model in chosen if name in model.model_fields), None)
 
 
-def _has_types(block: Any, field: FieldInfo | None, models: Sequence[type[BaseModel]]) -> bool:
-    """Whether what is set is a block of which a ``type`` says what it is."""
-    if isinstance(block, list):
-        return any(map(tag_of, models))
-    if field is None or get_origin(field.annotation) is tuple:
-        return False
-    return any(map(tag_of, models_in(field.annotation)))
-
-
-def _choose(block: dict[str, Any], kind: Any) -> bool:
+def _choose_type(block: dict[str, Any], kind: Any) -> bool:
     if block.get("type") == kind:
         return False
     block.clear()
@@ -156,17 +146,17 @@ def _choose(block: dict[str, Any], kind: Any) -> bool:
     return True
 
 
-def _opened(field: FieldInfo | None) -> Any:
-    """A block that the file does not have, before something in it is set: what decides about the rest is its type."""
+def _default_block(field: FieldInfo | None) -> Any:
+    """A block that the file does not have: its default type, which decides about its keys, and nothing else."""
     default = field.default if field is not None else None
-    if isinstance(default, BaseModel):
-        kind = tag_of(type(default))
-        return {} if kind is None else {"type": kind}
-    return list(default) if isinstance(default, tuple) else {}
+    if isinstance(default, tuple):
+        return list(default)
+    kind = tag_of(type(default)) if isinstance(default, BaseModel) else None
+    return {} if kind is None else {"type": kind}
 
 
-def _place(mistake: Mistake, overrides: Sequence[_Override], where: str) -> str:
-    """Whose fault a mistake is: that of the last setting that was made there, or around it, or of the file."""
+def _source(mistake: Mistake, overrides: Sequence[_Override], where: str) -> str:
+    """The last override at the place of a mistake, or around it; otherwise the file."""
     for override in reversed(overrides):
         common = min(len(override.keys), len(mistake.keys))
         if common and override.keys[:common] == mistake.keys[:common]:

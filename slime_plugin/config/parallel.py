@@ -9,7 +9,7 @@ from slime_plugin.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Ranks of one replica of the model. Data parallelism takes the ranks that are left."""
+    """Ranks of one replica of the model. Data parallelism uses the remaining ranks."""
 
     tp: int = 1
     """Tensor parallelism."""
@@ -41,10 +41,10 @@ class Parallelism:
 
     @property
     def multiple(self) -> int:
-        """What the tokens of a row have to be a multiple of."""
+        """The number of tokens of a row has to be a multiple of this."""
         return self.cp * (self.tp if self.sp else 1)
 
     @property
-    def turns(self) -> int:
-        """What the micro-batches of a step have to be a multiple of: virtual stages take turns with so many."""
+    def micro_batch_multiple(self) -> int:
+        """The number of micro-batches of a step has to be a multiple of this: virtual stages alternate over so many."""
         return self.pp if self.vpp > 1 else 1

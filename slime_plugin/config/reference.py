@@ -1,7 +1,6 @@
-"""The reference of all keys: a YAML file made from the models, with every key, its default and its documentation.
+"""The reference of all keys: the default configuration as YAML, generated from the models with their documentation.
 
-What it holds is the default configuration. What may stand in its place is commented out: take one ``#`` away from each
-line of such a block, and it is in force.
+Alternatives are commented out; without the first ``#`` of each of its lines such a block is in force.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.custom import CUSTOM, Custom
@@ -36,102 +36,81 @@ lines such a block is in force, in place of the one above it. A type of your own
 def reference() -> str:
     """As text; loading it gives the defaults."""
     lines = [f"# {line}".rstrip() for line in _HEADER.splitlines()]
-    default = Cell()
-    for name, field in Cell.model_fields.items():
-        lines += ["", *_entry(Cell, name, field, getattr(default, name))]
+    for name, value in Cell():
+        lines += ["", *_entry(Cell, name, value)]
     return "\n".join(lines) + "\n"
 
 
-def _entry(model: type[BaseModel], name: str, field: FieldInfo, value: Any) -> Iterator[str]:
-    """A key with what stands above and below it."""
-    yield from _comment(documentation(model, name, field))
-    models = models_in(field.annotation)
+def _entry(model: type[BaseModel], name: str, value: Any) -> list[str]:
+    """A key with its documentation above and its alternatives below."""
+    field = model.model_fields[name]
+    comment = textwrap.wrap(_documentation(model, name, field), WIDTH - 14, break_on_hyphens=False)
+    lines = _prefixed("# ", comment)
     if isinstance(value, BaseModel):
-        yield from _block(name, type(value), value)
+        lines += [f"{name}:", *_prefixed("  ", _entries(type(value), value))]
     else:
         limits = _limits(field)
-        text = to_yaml({name: _plain(value)}, width=WIDTH - 14).rstrip()
-        yield from f"{text} # {limits}".splitlines() if limits and "\n" not in text else text.splitlines()
+        text = to_yaml({name: to_jsonable_python(value)}, width=WIDTH - 14).rstrip()
+        lines += (f"{text} # {limits}" if limits and "\n" not in text else text).splitlines()
+    models = models_in(field.annotation)
     if get_origin(field.annotation) is tuple and models:
-        yield from _commented_out([f"{name}:", *_items(models)])
-        return
+        return lines + _prefixed("#", [f"{name}:", *(line for other in models for line in _item(other))])
     for other in models:
         if other is not type(value):
-            yield from _commented_out(_block(name, other, None))
+            lines += _prefixed("#", [f"{name}:", *_prefixed("  ", _entries(other))])
+    return lines
 
 
-def _block(name: str, model: type[BaseModel], value: BaseModel | None) -> Iterator[str]:
-    yield f"{name}:"
-    yield from _indented(_entries(model, value))
+def _item(model: type[BaseModel]) -> list[str]:
+    """An item of a list; its documentation is above the dash."""
+    lines = _entries(model)
+    first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+    return [*_prefixed("  ", lines[:first]), f"  - {lines[first]}", *_prefixed("    ", lines[first + 1 :])]
 
 
-def _items(models: Sequence[type[BaseModel]]) -> Iterator[str]:
-    """One entry of a list for each model; its documentation stands before the dash."""
-    for model in models:
-        lines = list(_entries(model, None))
-        first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
-        yield from _indented(lines[:first])
-        yield f"  - {lines[first]}"
-        yield from _indented(lines[first + 1 :], "    ")
-
-
-def _entries(model: type[BaseModel], value: BaseModel | None) -> Iterator[str]:
+def _entries(model: type[BaseModel], value: BaseModel | None = None) -> list[str]:
     """All keys of a model, its type first; without a value, with its defaults."""
-    names = sorted(model.model_fields, key=lambda name: name != "type")
-    for name in names:
-        field = model.model_fields[name]
-        if value is not None:
-            current = getattr(value, name)
-        else:
-            current = _example(model, name, field) if field.is_required() else field.default
-        yield from _entry(model, name, field, current)
+    lines = []
+    for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] != "type"):
+        default = _example(model, name, field) if field.is_required() else field.default
+        lines += _entry(model, name, default if value is None else getattr(value, name))
+    return lines
 
 
-def documentation(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """What is said about a key. A ``type`` says what the model is that it chooses, and so does a block without one."""
+def _documentation(model: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """The docstring of a key; with that of its model for a ``type``, and for a block without one."""
     parts = [field.description or ""]
     models = models_in(field.annotation)
     if name == "type":
-        parts.insert(0, _summary(model))
+        parts.insert(0, inspect.getdoc(model) or "")
     elif field.is_required():
-        parts.insert(0, "Needed.")
+        parts.insert(0, "Required.")
     elif len(models) == 1 and "type" not in models[0].model_fields:
         optional = type(None) in get_args(field.annotation)
-        parts.insert(0 if optional else 1, _summary(models[0]))
+        parts.insert(0 if optional else 1, inspect.getdoc(models[0]) or "")
     text = re.sub(r":\w+:(?=`)", "", " ".join(parts)).replace("``", "`")
     return " ".join(text.split())
 
 
-def _summary(model: type[BaseModel]) -> str:
-    return inspect.getdoc(model) or ""
-
-
 def _example(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """For a key without a default."""
+    """The value of a key without a default."""
     if issubclass(model, Custom):
         return CUSTOM
     return f"path/to/{name}" if field.annotation is Path else "http://127.0.0.1:8000"
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
 def _limits(field: FieldInfo) -> str:
-    """What values there are, where a few words say it."""
+    """The valid values, where a few words list them."""
     choices = _choices(field.annotation)
     if len(choices) > 1:
         return f"{', '.join(choices[:-1])} or {choices[-1]}"
     bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    words = [
+    return ", ".join(
         f"{text} {getattr(limit, bound):g}"
         for limit in field.metadata
         for bound, text in bounds.items()
         if getattr(limit, bound, None) is not None
-    ]
-    return ", ".join(words)
+    )
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -140,16 +119,5 @@ def _choices(annotation: Any) -> list[str]:
     return [choice for part in get_args(annotation) for choice in _choices(part)]
 
 
-def _comment(text: str) -> Iterator[str]:
-    for line in textwrap.wrap(text, WIDTH - 14, break_long_words=False, break_on_hyphens=False):
-        yield f"# {line}"
-
-
-def _indented(lines: Iterable[str], by: str = "  ") -> Iterator[str]:
-    for line in lines:
-        yield f"{by}{line}"
-
-
-def _commented_out(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        yield f"#{line}"
+def _prefixed(prefix: str, lines: Iterable[str]) -> list[str]:
+    return [f"{prefix}{line}" for line in lines]

@@ -1,12 +1,12 @@
-"""What a rollout is worth: the ``reward:`` block of a configuration."""
+"""The reward of a rollout: the ``reward:`` block of a configuration."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from slime_plugin.config.custom import CUSTOM, Custom, type_of
+from slime_plugin.config.custom import BY_TYPE, Custom
 from slime_plugin.config.frozen import Frozen
 
 
@@ -15,13 +15,11 @@ class ExactMatch(Frozen):
 
     type: Literal["exact_match"] = "exact_match"
     format: float = Field(default=0.2, ge=0, le=1)
-    """For a wrong answer that is given as one, between its tags."""
+    """Reward of a wrong answer between the answer tags."""
 
 
 class CustomReward(Custom):
     """A function of your own from an ``Outcome`` to a number, or a class whose instances are such functions."""
 
 
-Reward = Annotated[
-    Annotated[ExactMatch, Tag("exact_match")] | Annotated[CustomReward, Tag(CUSTOM)], Discriminator(type_of)
-]
+Reward = Annotated[ExactMatch | CustomReward, BY_TYPE]

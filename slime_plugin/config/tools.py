@@ -1,16 +1,16 @@
-"""What the policy may call: the ``tools:`` list of a configuration.
+"""The tools that the policy may call: the ``tools:`` list of a configuration.
 
-Every remote service has its own limits and its own cache, because services differ in both. Keys are named by the
-environment variable that holds them and are never part of a configuration.
+Every remote service has limits and a cache of its own. API keys are named by the environment variable that holds them
+and are never part of a configuration.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from slime_plugin.config.custom import CUSTOM, Custom, type_of
+from slime_plugin.config.custom import BY_TYPE, Custom
 from slime_plugin.config.frozen import File, Frozen, Url
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
@@ -18,20 +18,20 @@ KeyVariable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Remote(Frozen):
-    """A service behind HTTP, and how much of it is asked."""
+    """A service behind HTTP, and the limits on requests to it."""
 
     timeout: float = Field(default=20.0, gt=0)
-    """Seconds one request may take. One that takes longer is not repeated."""
+    """Time-out of one request, in seconds. A request that timed out is not retried."""
     rate: float | None = Field(default=None, gt=0)
-    """Requests per second, of all sessions of a process together. Unlimited if not set."""
+    """Limit on requests per second, of all rollouts of a process together. Unlimited if not set."""
     retries: int = Field(default=3, ge=0)
-    """How often a request is repeated after 429, 5xx or a broken connection, with growing, jittered pauses."""
+    """Retries after 429, 5xx or a broken connection, with exponential, jittered back-off."""
     cache: File | None = None
-    """Folder of answers that were given before, shared by any number of processes. Nothing is kept if not set."""
+    """Folder that caches responses, shared by any number of processes. No cache if not set."""
     max_bytes: int = Field(default=8_000_000, ge=1)
-    """Most bytes of an answer; a longer one is refused."""
+    """Limit on the bytes of a response; a longer one is refused."""
     key_variable: KeyVariable | None = None
-    """Environment variable that holds the key. Asked without a key if not set."""
+    """Environment variable that holds the API key. Requests have no key if not set."""
 
 
 class Bm25(Frozen):
@@ -41,17 +41,17 @@ class Bm25(Frozen):
     corpus: File
     """JSON lines with ``text`` and, if you like, ``title`` and ``id``."""
     k1: float = Field(default=1.5, ge=0)
-    """How soon further occurrences of a word stop counting."""
+    """Saturation of the term frequency: higher values count repeated words more."""
     b: float = Field(default=0.75, ge=0, le=1)
-    """How much long documents are marked down."""
+    """Penalty on long documents, from 0 (none) to 1."""
 
 
 class HttpRetriever(Remote):
-    """A retrieval server that speaks as the one of Search-R1 does."""
+    """A retrieval server with the API of Search-R1's."""
 
     type: Literal["http"] = "http"
     url: Url
-    """The whole address, such as http://127.0.0.1:8000/retrieve."""
+    """The complete URL, such as http://127.0.0.1:8000/retrieve."""
 
 
 class DashScope(Remote):
@@ -59,9 +59,9 @@ class DashScope(Remote):
 
     type: Literal["dashscope"] = "dashscope"
     url: Url = "https://dashscope.aliyuncs.com/api/v1/indices/plugin/web_search"
-    """Where it is asked."""
+    """Its endpoint."""
     key_variable: KeyVariable | None = "DASHSCOPE_API_KEY"
-    """Environment variable that holds the key."""
+    """Environment variable that holds the API key."""
     parameters: dict[str, Any] = Field(default={})
     """Further fields of the request, such as ``scene`` or ``uid``."""
 
@@ -74,76 +74,72 @@ class Search(Frozen):
 
     type: Literal["search"] = "search"
     name: Name = "search"
-    """What the policy calls it."""
+    """Name of the tool for the policy."""
     description: str = "Search for documents that answer a query."
-    """What the policy is told about it."""
+    """Description of the tool for the policy."""
     backend: SearchBackend = DashScope()
-    """What is searched."""
+    """The search engine or corpus."""
     top_k: int = Field(default=3, ge=1)
     """Documents per call."""
     max_chars: int = Field(default=2000, ge=1)
-    """Most characters of one document; a longer one is cut, and ends in dots."""
+    """Limit on the characters of a document; a longer one is cut, and ends in dots."""
     numbered: bool = True
-    """One line ``[1] title (address): text`` per document. If not, only the texts, one per line."""
+    """One line ``[1] title (address): text`` per document; otherwise only the texts, one per line."""
 
 
 class Firecrawl(Remote):
-    """Fetches pages as Markdown."""
+    """Firecrawl returns pages as Markdown."""
 
     url: Url = "https://api.firecrawl.dev"
-    """Where ``/v2/scrape`` is."""
+    """Base URL of ``/v2/scrape``."""
     key_variable: KeyVariable | None = "FIRECRAWL_API_KEY"
-    """Environment variable that holds the key. Asked without a key if not set."""
+    """Environment variable that holds the API key. Requests have no key if not set."""
     timeout: float = Field(default=30.0, gt=0)
-    """Seconds one request may take. One that takes longer is not repeated."""
+    """Time-out of one request, in seconds. A request that timed out is not retried."""
     retries: int = Field(default=1, ge=0)
-    """Pages that are gone answer 500 too, so that many repetitions are wasted."""
+    """Retries. Few, because a page that no longer exists is answered with 500 too."""
     parameters: dict[str, Any] = Field(default={})
     """Further fields of the request, such as ``maxAge`` or ``proxy``."""
 
 
 class Summariser(Remote):
-    """A model behind an OpenAI-compatible server that reads a page with a goal in mind."""
+    """A model behind an OpenAI-compatible server that summarises a page with respect to a goal."""
 
     url: Url = "https://dashscope.aliyuncs.com/compatible-mode/v1"
-    """Where ``/chat/completions`` is."""
+    """Base URL of ``/chat/completions``."""
     model: str = "qwen-turbo"
     """Qwen3-Turbo in the paper; this is how DashScope calls it."""
     key_variable: KeyVariable | None = "DASHSCOPE_API_KEY"
-    """Environment variable that holds the key. Asked without a key if not set."""
+    """Environment variable that holds the API key. Requests have no key if not set."""
     timeout: float = Field(default=30.0, gt=0)
-    """Seconds one request may take. One that takes longer is not repeated."""
+    """Time-out of one request, in seconds. A request that timed out is not retried."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Most tokens of a summary."""
+    """Limit on the tokens of a summary."""
     parameters: dict[str, Any] = Field(default={"temperature": 0})
     """Further fields of the request, such as ``enable_thinking``."""
 
 
 class Visit(Frozen):
-    """Reads a page, and tells what is in it for a goal."""
+    """Reads a page and reports what is relevant to a goal."""
 
     type: Literal["visit"] = "visit"
     name: Name = "visit"
-    """What the policy calls it."""
+    """Name of the tool for the policy."""
     description: str = "Read a web page and report what is relevant to a goal."
-    """What the policy is told about it."""
+    """Description of the tool for the policy."""
     firecrawl: Firecrawl = Firecrawl()
-    """What is asked for the page."""
+    """The service that fetches the page."""
     summariser: Summariser | None = Summariser()
-    """Null: the page itself is the result, cut to max_chars."""
+    """If null, the page itself is the result, cut to max_chars."""
     max_page_chars: int = Field(default=60_000, ge=1)
-    """Most characters of a page that the summariser is shown."""
+    """Limit on the characters of a page that the summariser gets."""
     max_chars: int = Field(default=8000, ge=1)
-    """Most characters of the result; a longer one is cut, and ends in dots."""
+    """Limit on the characters of the result; a longer one is cut, and ends in dots."""
 
 
 class CustomTool(Custom):
-    """A class of your own with ``schema`` and ``async __call__``, as in :mod:`slime_plugin.bridge.tools.base`."""
+    """A class of your own with ``schema`` and ``async __call__``, as in :mod:`slime_plugin.rollout.tools.tool`."""
 
 
-Tool = Annotated[
-    Annotated[Search, Tag("search")] | Annotated[Visit, Tag("visit")] | Annotated[CustomTool, Tag(CUSTOM)],
-    Discriminator(type_of),
-]
-
+Tool = Annotated[Search | Visit | CustomTool, BY_TYPE]
 Tools = Annotated[tuple[Tool, ...], Field(strict=False)]  # YAML has lists, and a strict tuple refuses them

@@ -1,4 +1,4 @@
-"""How a policy is updated, and how the work is split: the ``trainer:`` block of a configuration."""
+"""Optimisation and parallelism: the ``trainer:`` block of a configuration."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from slime_plugin.config.frozen import Frozen
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import ConfigError
 
+Dtype = Literal["float32", "float64", "bfloat16"]
+
 
 class Trainer(Frozen):
     """GRPO with the paper's settings: 4 prompts of 16 rollouts each, trained in 8 steps of 8."""
 
     iterations: int = Field(default=200, ge=1)
-    """How often rollouts are sampled and trained on."""
+    """Iterations of sampling rollouts and training on them."""
     prompts: int = Field(default=4, ge=1)
-    """Questions per iteration; each is asked ``rollout.samples`` times."""
+    """Questions per iteration, with ``rollout.samples`` rollouts each."""
     steps: int = Field(default=8, ge=1)
     """Update steps per iteration, each on an equal share of its rollouts."""
     seed: int = Field(default=0, ge=0)
-    """Of the order in which questions are asked."""
+    """Random seed of the order of questions."""
 
     lr: float = Field(default=1e-6, gt=0)
     """Learning rate."""
     lr_warmup: int = Field(default=0, ge=0)
     """Update steps over which the learning rate ramps up from 0; it is constant afterwards."""
-    betas: tuple[float, float] = Field(default=(0.9, 0.98), strict=False)
+    betas: tuple[float, float] = Field(default=(0.9, 0.98), strict=False)  # YAML has lists
     """Adam's decay of the first and the second moment, each at least 0 and less than 1."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """How fast Adam pulls weights towards 0, as a share of the learning rate."""
+    """Decoupled weight decay of Adam, as a multiple of the learning rate."""
     clip_grad: float = Field(default=1.0, ge=0)
-    """Largest norm of a gradient; a longer one is shortened to it. 0 leaves all as they are."""
+    """Gradients are clipped to this norm. 0: no clipping."""
 
     tp: int = Field(default=1, ge=1)
     """Tensor-parallel ranks."""
@@ -47,16 +49,16 @@ class Trainer(Frozen):
     sp: bool = False
     """Sequence parallelism, within the tensor-parallel ranks."""
     batch_tokens: int = Field(default=8192, ge=1)
-    """Most tokens of one micro-batch; a larger row gets one of its own."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """What to compute in. float32 on a CPU and bfloat16 on a GPU if not set."""
+    """Limit on the tokens of a micro-batch; a longer row gets one of its own."""
+    dtype: Dtype | None = None
+    """Data type of the model. float32 on a CPU and bfloat16 on a GPU if not set; float64 is for checks of exactness."""
     recompute: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
 
     save_every: int = Field(default=10, ge=1)
-    """Iterations between two checkpoints; the last one always has one."""
+    """Iterations between two checkpoints; there is always one of the last iteration."""
     keep: int = Field(default=2, ge=1)
-    """Checkpoints that are kept; older ones are removed once a new one is whole."""
+    """Checkpoints to keep; older ones are removed once a new one is complete."""
 
     @field_validator("betas")
     @classmethod

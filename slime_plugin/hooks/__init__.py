@@ -1,1 +1,1 @@
-"""The names that slime is told. No logic: each function calls what :mod:`slime_plugin.seam` has for it."""
+"""The functions that slime calls by name. They hold no logic: :mod:`slime_plugin.slime` does the work."""

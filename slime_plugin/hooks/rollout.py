@@ -6,10 +6,9 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_plugin.report.recorded import record_evaluation, record_rollouts, recorded_samples
-from slime_plugin.seam.args import cell_of
-from slime_plugin.seam.rollout import Sample, reward_of, rollout_output, sessions_of
-from slime_plugin.seam.train_data import convert, rewards_and_advantages
+from slime_plugin.slime.batch import convert, rewards_and_advantages
+from slime_plugin.slime.recording import record_evaluation, record_rollouts, recorded_samples
+from slime_plugin.slime.samples import Sample, reward_of, rollout_output, sessions_of
 
 
 async def generate(
@@ -26,12 +25,12 @@ async def reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
 
 def reward_post_process(args: Namespace, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
     """``--custom-reward-post-process-path``. slime does not call it as long as ours converts samples."""
-    return rewards_and_advantages(samples, cell_of(args))
+    return rewards_and_advantages(args, samples)
 
 
 def convert_samples(args: Namespace, samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """``--custom-convert-samples-to-train-data-path``"""
-    return convert(samples, cell_of(args))
+    return convert(args, samples)
 
 
 def rollout_log(

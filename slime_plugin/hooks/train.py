@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_plugin.megatron.model import TreeGPTModel
-from slime_plugin.seam.packed import Batch
-from slime_plugin.seam.training import current, open_under_slime
+from slime_plugin.slime.packed_batch import PackedBatch
+from slime_plugin.slime.packed_model import PackedTreeModel
+from slime_plugin.slime.training import current, open_under_slime
 
 
 def init(args: Namespace) -> None:
@@ -19,14 +19,14 @@ def init(args: Namespace) -> None:
     open_under_slime(args)
 
 
-def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> TreeGPTModel:
+def model_provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> PackedTreeModel:
     """``--custom-model-provider-path``"""
     return current().model(pre_process, post_process, vp_stage)
 
 
 def rollout_data_postprocess(args: Namespace, rollout_id: int, rollout_data: dict[str, Any]) -> None:
     """``--rollout-data-postprocess-path``"""
-    current().receive(rollout_data)
+    current().on_batch(rollout_data)
 
 
 def before_train_step(
@@ -42,7 +42,7 @@ def before_train_step(
 
 
 def loss(
-    args: Namespace, batch: Batch, logits: Tensor, sum_of_sample_mean: Callable[[Tensor], Tensor]
+    args: Namespace, batch: PackedBatch, logits: Tensor, sum_of_sample_mean: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``--custom-loss-function-path``. Means over rollouts are formed from the batch itself, as ``sum_of_sample_mean``
     would, because the sums for the metrics need the same weights."""

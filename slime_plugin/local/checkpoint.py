@@ -1,7 +1,7 @@
-"""The state of a rank on disk: tensors as safetensors, everything else as JSON. Nothing in it is ever executed.
+"""Checkpoints of a run: the state of every rank, tensors as safetensors, everything else as JSON. None of it is code.
 
 A checkpoint is a folder with two files per rank and ``state.json``. It is written under another name and renamed once
-it is whole, so a folder that has its name is a checkpoint, whatever happened while it was written.
+it is complete, so a folder with its name is a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.run.folder import RunFolder
 
 _TENSOR = "tensor"
 
 
 def save_state(state: Any, folder: Path, rank: int) -> None:
-    """Any nesting of dictionaries, lists, numbers, texts and tensors."""
+    """Write any nesting of dictionaries, lists, numbers, strings and tensors."""
     tensors: dict[str, Tensor] = {}
-    skeleton = _take_out(state, "", tensors)
+    skeleton = _without_tensors(state, "", tensors)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f"rank-{rank:05d}.safetensors")
@@ -36,46 +36,46 @@ def save_state(state: Any, folder: Path, rank: int) -> None:
 
 
 def load_state(folder: Path, rank: int) -> Any:
-    """What :func:`save_state` was given."""
+    """Read what :func:`save_state` wrote."""
     path = folder / f"rank-{rank:05d}"
     try:
         skeleton = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         tensors = load_file(path.with_suffix(".safetensors"))
-        return _put_back(skeleton, tensors)
+        return _with_tensors(skeleton, tensors)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise MemoryWalkerError(
-            f"{path}: cannot be read ({error}); remove {folder} to go on from the checkpoint before it"
+            f"{path}: cannot be read ({error}); remove {folder} to resume from the checkpoint before it"
         ) from error
 
 
-def _take_out(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {_TENSOR: name}
     if isinstance(value, dict):
-        pairs = [[key, _take_out(part, f"{name}.{key}", tensors)] for key, part in value.items()]
-        return {"dict": pairs}  # JSON would turn numbers that are keys into texts
+        pairs = [[key, _without_tensors(part, f"{name}.{key}", tensors)] for key, part in value.items()]
+        return {"dict": pairs}  # JSON would turn numbers that are keys into strings
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_take_out(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]}
+        return {type(value).__name__: [_without_tensors(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"state {name} is a {type(value).__name__}, which has no place in a checkpoint")
+    raise TypeError(f"state {name} is a {type(value).__name__}, which cannot be saved in a checkpoint")
 
 
-def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == _TENSOR:
         return tensors[content]
     if kind == "dict":
-        return {key: _put_back(part, tensors) for key, part in content}
-    parts = [_put_back(part, tensors) for part in content]
+        return {key: _with_tensors(part, tensors) for key, part in content}
+    parts = [_with_tensors(part, tensors) for part in content]
     return tuple(parts) if kind == "tuple" else parts
 
 
 def draft_of(folder: RunFolder, iteration: int) -> Path:
-    """Where the ranks write a checkpoint that is not whole yet."""
+    """Return where the ranks write a checkpoint before it is complete, after removing an old draft."""
     path = folder.checkpoints / f"{iteration:05d}.part"
     if path.exists():
         shutil.rmtree(path)
@@ -83,7 +83,7 @@ def draft_of(folder: RunFolder, iteration: int) -> Path:
 
 
 def finish(folder: RunFolder, iteration: int, state: dict[str, Any], keep: int) -> None:
-    """Make the draft a checkpoint, on the disk, and remove those that are older than the last ``keep``."""
+    """Turn the draft into a checkpoint, synced to disk, and remove all but the last ``keep``."""
     draft = folder.checkpoints / f"{iteration:05d}.part"
     with writing(draft):
         (draft / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
@@ -91,7 +91,7 @@ def finish(folder: RunFolder, iteration: int, state: dict[str, Any], keep: int) 
             _sync(path)
         draft.rename(folder.checkpoints / f"{iteration:05d}")
         _sync(folder.checkpoints)
-    for old in checkpoints(folder)[:-keep]:  # no longer a checkpoint from the moment on that parts of it are missing
+    for old in checkpoints(folder)[:-keep]:  # renamed first: a folder with parts missing is no checkpoint
         (folder.checkpoints / f"{old:05d}").rename(folder.checkpoints / f"{old:05d}.part")
     for path in folder.checkpoints.glob("*.part"):
         shutil.rmtree(path)
@@ -99,13 +99,13 @@ def finish(folder: RunFolder, iteration: int, state: dict[str, Any], keep: int) 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the disk refuses becomes a line that names the path."""
+    """Turn errors of the disk into a message that names the path."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise MemoryWalkerError(
-            f"{path}: cannot be written: {why}; free some space or mend the folder, and go on with --resume"
+            f"{path}: cannot be written: {why}; free some space or make the folder writable, and continue with --resume"
         ) from error
 
 
@@ -118,21 +118,12 @@ def _sync(path: Path) -> None:
 
 
 def checkpoints(folder: RunFolder) -> list[int]:
-    """The iterations that a run can go on from, in order."""
+    """Return the iterations that a run can resume from, in order."""
     return sorted(int(path.name) for path in folder.checkpoints.glob("*") if path.name.isdecimal())
 
 
-def read_state(folder: RunFolder, iteration: int) -> dict[str, Any]:
-    path = folder.checkpoints / f"{iteration:05d}" / "state.json"
-    try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MemoryWalkerError(f"{path}: cannot be read ({error}); remove its folder to go on from another") from error
-    return state
-
-
 def drop_weights(folder: RunFolder, needed: Sequence[int]) -> None:
-    """Remove exported weights that nothing needs any more. Version 0 is the model itself and stays."""
+    """Remove exported weights that are not needed any more. Version 0 is a link to the model and stays."""
     for version in folder.versions():
         if version and version not in needed:
             shutil.rmtree(folder.weights(version))

@@ -1,4 +1,4 @@
-"""Adam on Megatron's gradient buffers, with the gradient clipped, and a learning rate that ramps up and stays."""
+"""Adam on Megatron's gradient buffers, with gradient clipping and a constant learning rate after warm-up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from slime_plugin.config.trainer import Trainer
 
-ABSENT_STEPS = 1
-"""Megatron wants to know over how many steps a constant rate decays."""
+DECAY_STEPS = 1
+"""Megatron requires some, also for a constant rate."""
 
 
 class Optimizer:
@@ -27,7 +27,7 @@ class Optimizer:
             weight_decay=trainer.weight_decay,
             adam_beta1=trainer.betas[0],
             adam_beta2=trainer.betas[1],
-            clip_grad=0.0,  # Megatron's own clipping takes CUDA tensors only, so it is done here, with Megatron's norm
+            clip_grad=0.0,  # Megatron's own clipping takes CUDA tensors only, so apply() clips, by Megatron's norm
             bf16=next(models[0].parameters()).dtype == torch.bfloat16,
             use_distributed_optimizer=False,
         )
@@ -38,11 +38,11 @@ class Optimizer:
             max_lr=trainer.lr,
             min_lr=trainer.lr,
             lr_warmup_steps=trainer.lr_warmup,
-            lr_decay_steps=trainer.lr_warmup + ABSENT_STEPS,
+            lr_decay_steps=trainer.lr_warmup + DECAY_STEPS,
             lr_decay_style="constant",
             start_wd=trainer.weight_decay,
             end_wd=trainer.weight_decay,
-            wd_incr_steps=ABSENT_STEPS,
+            wd_incr_steps=DECAY_STEPS,
             wd_incr_style="constant",
         )
 
@@ -52,7 +52,7 @@ class Optimizer:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def apply(self) -> float:
-        """Change the weights by the gradients in the buffers. Returns the gradient's norm before it was clipped."""
+        """Update the weights by the gradients in the buffers. Return the norm of the gradient before clipping."""
         self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
         if self._clip and norm > self._clip:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from slime_plugin.hooks import train as hooks
-from slime_plugin.megatron.parallel import context_group, is_last_stage
-from slime_plugin.megatron.step import run_schedule
-from slime_plugin.megatron.vocabulary import Shard, token_statistics
-from slime_plugin.seam.packed import Share
-from slime_plugin.seam.training import Training
+from slime_plugin.slime.packed_batch import PackedBatch, Share
+from slime_plugin.slime.training import Training
+from slime_plugin.train.pipeline import run_schedule
+from slime_plugin.train.process_groups import context_group, is_last_stage
 
 RolloutData = dict[str, Any]
+"""A replica's part of a batch, with slime's keys."""
+Result = TypeVar("Result")
 _KEYS = (
     *("tokens", "multimodal_train_inputs", "total_lengths", "response_lengths", "loss_masks", "rollout_mask_sums"),
     *("rollout_log_probs", "advantages", "log_probs", "ref_log_probs"),
@@ -26,7 +27,7 @@ _KEYS = (
 
 
 class Passes:
-    """The passes of one rank over its part of a batch."""
+    """Forward and backward passes of a rank over its part of a batch."""
 
     def __init__(self, args: Namespace, training: Training, models: Sequence[torch.nn.Module]) -> None:
         self._args = args
@@ -38,16 +39,24 @@ class Passes:
         self._device = next(models[0].parameters()).device
 
     def logprobs(self, data: RolloutData) -> list[Tensor] | None:
-        """[response] of each row, of which this rank has its share, 0 where there is no loss; None on all stages but
-        the last."""
-        with torch.no_grad():
-            results = self._run(data, data["micro_batch_indices"], self._keep_logprobs, forward_only=True)
+        """Return this rank's share of [response] of each row, 0 where there is no loss; None on all stages but the
+        last."""
+        results = self.forward(data, self._keep_logprobs)
         if not is_last_stage(self._training.groups):
             return None
         return [logprobs for batch in results for logprobs in batch]  # micro-batches hold the rows in order
 
+    def forward(self, data: RolloutData, consume: Callable[[PackedBatch, Tensor], Result]) -> list[Result]:
+        """Return what ``consume(batch, logits)`` returns for each micro-batch, on the last stage, without gradient."""
+
+        def keep(batch: dict[str, Any], logits: Tensor) -> tuple[Tensor, Tensor, Result]:
+            return logits.new_zeros(()), _one(logits), consume(batch, logits)
+
+        with torch.no_grad():
+            return self._run(data, data["micro_batch_indices"], keep, forward_only=True)
+
     def update(self, data: RolloutData, step: int) -> list[dict[str, Tensor]]:
-        """Gradients of an update, in the buffers of the models, and on the last stage the sums of each micro-batch."""
+        """Add the gradients of a step to the buffers of the models; return the sums of its micro-batches."""
         first = sum(data["num_microbatches"][:step])
         batches = data["micro_batch_indices"][first : first + data["num_microbatches"][step]]
         rollouts = data["global_batch_sizes"][step]
@@ -80,7 +89,7 @@ class Passes:
         return run_schedule(self._models, packed, forward_step, self._training.groups, forward_only=forward_only)
 
     def _pack(self, data: RolloutData, indices: Sequence[int]) -> dict[str, Any]:
-        """A micro-batch in the shape that slime's ``get_batch`` gives it."""
+        """Build a micro-batch in the shape of slime's ``get_batch``."""
         batch: dict[str, Any] = {
             key: None if data.get(key) is None else [data[key][i] for i in indices] for key in _KEYS
         }
@@ -107,21 +116,22 @@ class Passes:
         return batch
 
     def _loss(self, rollouts: int, batch: dict[str, Any], logits: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        loss, sums = hooks.loss(self._args, batch, logits, _not_used)
-        return loss / rollouts, torch.ones((), dtype=torch.int, device=logits.device), sums
+        loss, sums = hooks.loss(self._args, batch, logits, _unused_mean)
+        return loss / rollouts, _one(logits), sums
 
-    def _keep_logprobs(self, batch: dict[str, Any], logits: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        training = self._training
-        rows, trained = training.predictions(batch, logits)
-        shard = Shard.of(training.architecture.vocabulary, rows.shape[1], training.groups.tp)
-        logprobs, _ = token_statistics(rows, trained.tokens, shard)
+    def _keep_logprobs(self, batch: PackedBatch, logits: Tensor) -> list[Tensor]:
+        logprobs, trained = self._training.logprobs(batch, logits)
         sizes = zip(batch["total_lengths"], batch["response_lengths"], strict=True)
         lengths = [len(self._share.predicted(int(length), int(response))[0]) for length, response in sizes]
         every = logprobs.new_zeros(sum(lengths))
         every[trained.response] = logprobs
-        nothing = logprobs.new_zeros(())
-        return nothing, torch.ones((), dtype=torch.int, device=rows.device), list(torch.split(every, lengths))
+        return list(torch.split(every, lengths))
 
 
-def _not_used(values: Tensor) -> Tensor:
+def _one(like: Tensor) -> Tensor:
+    """The number of tokens that Megatron expects; nothing is divided by it."""
+    return torch.ones((), dtype=torch.int, device=like.device)
+
+
+def _unused_mean(values: Tensor) -> Tensor:
     raise AssertionError("the loss forms its own means")

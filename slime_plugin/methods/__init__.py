@@ -1,47 +1,70 @@
-"""The five ways to turn one record into training input, one file each. Pure: a record in, rows out.
+"""The ways to turn one record into training input, one file each. Pure: a record in, rows out.
 
 =================  =========================================================  =======================================
-method             rows                                                       what it gets wrong
+method             rows                                                       error
 =================  =========================================================  =======================================
-naive_compressed   one chain, ``H_comp``                                      scores tokens without what they had seen
-naive_full         one chain, ``H_full``                                      scores tokens with what they had lost
-logittree          a chain per branch                                         nothing
-mask4d             one tree (``trie``) or forest (``replicated``) per rollout  nothing (``union``: see there)
-sdcc               ``H_comp``, and teacher rows for the diverging leaves      as naive_compressed, pulled back by a KL
+naive_compressed   one chain, ``H_comp``                                      tokens are scored without what they saw
+naive_full         one chain, ``H_full``                                      tokens are scored with what they had lost
+logittree          a chain per branch                                         none
+mask4d             one tree (``trie``) or forest (``replicated``) per rollout  none (``union``: see there)
+sdcc               ``H_comp``, and teacher rows for the diverging leaves      as naive_compressed, reduced by a KL
 =================  =========================================================  =======================================
+
+To add one: its settings in ``config/method.py``, and a file here that is named after its ``type`` and ends with
+``METHOD = <its class>``.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from slime_plugin.config import method as config
-from slime_plugin.methods import logittree, mask4d, naive_compressed, naive_full, sdcc
-from slime_plugin.methods.credit import Credit, assign_credit
-from slime_plugin.methods.row import Layout, Row, Teacher
-from slime_plugin.methods.weights import token_weights
+from slime_plugin.config.custom import load_class
+from slime_plugin.methods.base import Method, NoSettings, TrainedTokens
+from slime_plugin.methods.cost import Computed, Workload
+from slime_plugin.methods.row import Layout, Row, Teacher, chain_row, token_weights, trie_row
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory
 
-# Each function takes the configuration of its own method: the one type the registry cannot state.
-METHODS: dict[str, Callable[[Trajectory, Any], Layout]] = {
-    "naive_compressed": naive_compressed.lay_out,
-    "naive_full": naive_full.lay_out,
-    "logittree": logittree.lay_out,
-    "mask4d": mask4d.lay_out,
-    "sdcc": sdcc.lay_out,
+METHODS: dict[str, type[Method[Any]]] = {
+    settings.type: importlib.import_module(f"{__name__}.{settings.type}").METHOD for settings in config.EVERY_METHOD
 }
 
 
+@functools.lru_cache(maxsize=64)
+def method_of(settings: config.Method) -> Method[Any]:
+    """Return the method of a configuration; a custom one is imported."""
+    if not isinstance(settings, config.CustomMethod):
+        return METHODS[settings.type](settings, settings.type)
+    custom, own_settings = load_class(settings, Method, "method")
+    return custom(own_settings, settings.type)
+
+
 def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
-    """The training input of a record under a method. What the record says no method can train is lost under each."""
+    """Return the rows of a record. Tokens that the record counts as untrained are lost under every method."""
     trajectory = record if isinstance(record, Trajectory) else Trajectory.of(record)
-    layout = METHODS[method.type](trajectory, method)
+    layout = method_of(method).lay_out(trajectory)
     untrained = trajectory.record.untrained
     return replace(layout, lost=dict(Counter(layout.lost) + Counter(untrained))) if untrained else layout
 
 
-__all__ = ["METHODS", "Credit", "Layout", "Row", "Teacher", "assign_credit", "lay_out", "token_weights"]
+__all__ = [
+    "METHODS",
+    "Computed",
+    "Layout",
+    "Method",
+    "NoSettings",
+    "Row",
+    "Teacher",
+    "TrainedTokens",
+    "Workload",
+    "chain_row",
+    "lay_out",
+    "method_of",
+    "token_weights",
+    "trie_row",
+]

@@ -4,8 +4,8 @@
   token can be.
 * ``replicated`` puts the branches side by side, as the paper's own implementation does. Exact.
 * ``union`` keeps each tape token once and hides it outside its lifetime: the paper's mask equation taken literally.
-  **Not exact** - a survivor decoded before an eviction keeps a hidden state that has seen the evicted span, and one
-  position id where each branch needs its own. It is kept as a diagnostic.
+  **Not exact**: a survivor sampled before an eviction keeps a hidden state that has seen the evicted span, and one
+  position id where each branch needs its own. Kept as a diagnostic.
 
 A tree over ``budget`` tokens is split into several trees, one row each; which tokens are trained, and with which
 weight, stays the same.
@@ -13,29 +13,73 @@ weight, stays the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
 from slime_plugin.config.method import Mask4d
+from slime_plugin.methods.base import Method
+from slime_plugin.methods.cost import Computed, Workload
 from slime_plugin.methods.row import Layout, Row, chain_row, forest_row, trie_row, union_row
 from slime_plugin.tree import Branch, Trajectory, branches_of, build_trie, split_branches
 
-
-def lay_out(trajectory: Trajectory, method: Mask4d) -> Layout:
-    rows: tuple[Row, ...] = ()
-    branches = branches_of(trajectory)
-    if branches and method.packing == "union":
-        rows = (union_row(trajectory, 1 + int(branches[-1].tape[-1])),)
-    elif branches:
-        rows = tuple(_pack(trajectory, group, method.packing) for group in _groups(trajectory, branches, method))
-    return Layout(method.type, rows, packing=method.packing, off_context=None if method.packing == "union" else 0)
+SettingsType = TypeVar("SettingsType", bound=Mask4d)
 
 
-def _groups(trajectory: Trajectory, branches: list[Branch], method: Mask4d) -> list[list[Branch]]:
-    if method.budget is None:
-        return [branches]
-    return split_branches(trajectory.record.tokens, branches, method.budget, trajectory.record.label)
+class Mask4dMethod(Method[SettingsType], Generic[SettingsType]):
+    Settings = Mask4d
+    trees = True
+
+    @property
+    def exact(self) -> bool:
+        return self.settings.packing != "union"
+
+    @property
+    def description(self) -> str:
+        return f"{self.name}, packing {self.settings.packing}"
+
+    @property
+    def budget(self) -> int | None:
+        return self.settings.budget
+
+    @property
+    def splits(self) -> bool:
+        return self.settings.packing == "trie"
+
+    def lay_out(self, trajectory: Trajectory) -> Layout:
+        packing, branches = self.settings.packing, branches_of(trajectory)
+        rows: tuple[Row, ...] = ()
+        if branches and packing == "union":
+            rows = (union_row(trajectory, 1 + int(branches[-1].tape[-1])),)
+        elif branches:
+            rows = tuple(self._pack(trajectory, group) for group in self._groups(trajectory, branches))
+        return Layout(self.name, rows, packing=packing, off_context=0 if self.exact else None)
+
+    def _groups(self, trajectory: Trajectory, branches: list[Branch]) -> list[list[Branch]]:
+        """One group of branches per row."""
+        if self.budget is None:
+            return [branches]
+        return split_branches(trajectory.record.tokens, branches, self.budget, trajectory.record.label)
+
+    def _pack(self, trajectory: Trajectory, branches: list[Branch]) -> Row:
+        record = trajectory.record
+        if self.settings.packing == "trie":
+            return trie_row(record, build_trie(record.tokens, branches))
+        return forest_row(record, [chain_row(record, branch.tape, branch.trained) for branch in branches])
+
+    def problems(self, vocabulary: int | None) -> Iterator[str]:
+        if not self.exact:
+            yield "method.packing: union is a diagnostic for score and is not exact; use packing trie"
+
+    def cost(self, work: Workload, context_tokens: int) -> Computed:
+        one_branch = work.branches == 1
+        if self.settings.packing != "trie":
+            longest = work.longest_tape * work.branch_tokens / work.tape
+            return Computed.chains(work.branch_tokens, work.live, context_tokens if one_branch else longest)
+        # The new tokens of a branch hang at its end, so on average at its length less half of them.
+        pairs = work.trie_tokens * (work.branch_tokens - work.trie_tokens / 2) / work.branches
+        longest = self.budget or work.longest_tape * work.trie_tokens / work.tape
+        gathered = 0.0 if one_branch else work.branch_tokens / work.trie_tokens
+        return Computed(work.trie_tokens, pairs, 0, 0, context_tokens if one_branch else round(longest), gathered, 0.0)
 
 
-def _pack(trajectory: Trajectory, branches: list[Branch], packing: str) -> Row:
-    record = trajectory.record
-    if packing == "trie":
-        return trie_row(record, build_trie(record.tokens, branches))
-    return forest_row(record, [chain_row(record, branch.tape, branch.trained) for branch in branches])
+METHOD = Mask4dMethod

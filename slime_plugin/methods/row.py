@@ -7,14 +7,14 @@ that ends at its parent. Legend: N tokens of a row, L tape tokens, K edits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from slime_plugin.methods.weights import token_weights
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, read_only
+from slime_plugin.record.report import WEIGHTS
 from slime_plugin.tree import Trajectory, Trie
 
 
@@ -25,11 +25,11 @@ class Lifetimes:
     layer: IntArray
     """[N] the layer in which the token first appears."""
     rank: IntArray
-    """[K+1, N] its place in each view, -1 where it is not in it."""
+    """[K+1, N] its index in each view, -1 where it is not in it."""
 
     def mask(self) -> BoolArray:
         """[N, N] whether query i sees key j."""
-        rank_of_key = self.rank[self.layer]  # [N, N] place of key j in the view of query i
+        rank_of_key = self.rank[self.layer]  # [N, N] index of key j in the view of query i
         own = np.diagonal(rank_of_key)[:, None]
         return (rank_of_key >= 0) & (rank_of_key <= own)
 
@@ -40,7 +40,7 @@ class Row:
 
     tokens: IntArray
     tape: IntArray
-    """[N] where each token stands on the tape."""
+    """[N] tape position of each token."""
     parent: IntArray
     """[N] index of the token it follows; -1 for a root."""
     position: IntArray
@@ -49,14 +49,10 @@ class Row:
     """[N] the token is trained, here and in no other row of the rollout."""
     rollout_logprobs: FloatArray
     """[N] as logged at decode time; NaN where there is no loss."""
-    weight: FloatArray = field(default_factory=lambda: np.ones(1, dtype=np.float32))
-    """[N] factor of everything the token contributes to the loss (:func:`.weights.token_weights`); 1 where there is
-    none."""
+    weight: FloatArray
+    """[N] token weight (:func:`token_weights`); 1 where there is no loss."""
     lifetimes: Lifetimes | None = None
     """Only for the union packing, whose attention is not a tree."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", np.broadcast_to(self.weight, len(self)))  # read-only, whatever it was
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -102,6 +98,26 @@ class Layout:
         return sum(int(row.loss_mask.sum()) for row in self.rows)
 
 
+def idle_row(record: Record) -> Row:
+    """The first token twice, without loss: for a rollout with nothing to train that has to be in the batch."""
+    return chain_row(record, np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.bool_))
+
+
+def token_weights(record: Record) -> FloatArray:
+    """[L] factor of everything a tape token contributes to the loss; 1 where ``meta.weights`` says nothing.
+
+    The number of trained tokens that a rollout is averaged over stays the same: a token of weight 0 is still counted.
+
+    >>> halved = {"weights": [[1, 2, 0.5]]}
+    >>> token_weights(Record([7, 8, 9], [0, 1, 1], [None, -0.5, -0.25], [[(0, 3)]], meta=halved)).tolist()
+    [1.0, 0.5, 1.0]
+    """
+    weights = np.ones(len(record), dtype=np.float32)
+    for start, stop, weight in record.meta.extra.get(WEIGHTS, ()):  # checked when the record was made
+        weights[start:stop] = weight
+    return read_only(weights)
+
+
 def chain_row(record: Record, tape: IntArray, loss_mask: BoolArray) -> Row:
     """A plain sequence: each token follows the one before."""
     position = np.arange(tape.size, dtype=np.int32)
@@ -113,17 +129,26 @@ def trie_row(record: Record, trie: Trie, *, trained: bool = True) -> Row:
     return _row(record, trie.tape, trie.parent, trie.depth, trie.trained & trained)
 
 
-def forest_row(record: Record, chains: list[Row]) -> Row:
+def forest_row(record: Record, chains: Sequence[Row]) -> Row:
     """Chains side by side in one row: positions restart at each, and none sees another."""
-    offsets = np.cumsum([0] + [len(chain) for chain in chains[:-1]])
-    parents = [np.where(c.parent < 0, -1, c.parent + o) for c, o in zip(chains, offsets, strict=True)]
     return _row(
         record,
         np.concatenate([chain.tape for chain in chains]),
-        np.concatenate(parents).astype(np.int32),
+        join_parents([chain.parent for chain in chains]),
         np.concatenate([chain.position for chain in chains]),
         np.concatenate([chain.loss_mask for chain in chains]),
     )
+
+
+def join_parents(rows: Sequence[IntArray]) -> IntArray:
+    """[sum N] parents of rows one after the other, from those within each row.
+
+    >>> join_parents([np.array([-1, 0, 0]), np.array([-1, 0])]).tolist()
+    [-1, 0, 0, -1, 3]
+    """
+    starts = np.cumsum([0, *map(len, rows)])[:-1]
+    parts = [np.where(row < 0, -1, row + start) for row, start in zip(rows, starts, strict=True)]
+    return np.concatenate(parts).astype(np.int32)
 
 
 def union_row(trajectory: Trajectory, stop: int) -> Row:
@@ -153,6 +178,6 @@ def _row(
     logprobs = np.where(loss_mask, record.logprobs[tape], np.float32(np.nan))
     weight = np.where(loss_mask, token_weights(record)[tape], np.float32(1))
     row = Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs, weight, lifetimes)
-    for column in (row.tokens, tape, parent, position, loss_mask, logprobs):
+    for column in (row.tokens, tape, parent, position, loss_mask, logprobs, weight):
         read_only(column)
     return row

@@ -1,4 +1,4 @@
-"""The arrays of a record and what is derived from it: int32, bool and float32, read-only once they are shared."""
+"""Array types of records and of what is derived from them. Arrays that are shared are read-only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ View = tuple[Span, ...]
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """The same array, protected against change: derived arrays share memory."""
+    """Mark the array as read-only, since derived arrays share its memory, and return it."""
     array.flags.writeable = False
     return array
 
@@ -41,7 +41,7 @@ def span_positions(spans: Sequence[Span]) -> IntArray:
 
 
 def to_json_floats(array: FloatArray) -> list[float | None]:
-    """float32 as Python floats that print with the fewest digits that read back as the same float32; NaN as None.
+    """Floats with the fewest digits that parse to the same float32; None for NaN.
 
     >>> to_json_floats(np.array([-0.1, np.nan], dtype=np.float32))
     [-0.1, None]

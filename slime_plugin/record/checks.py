@@ -1,17 +1,14 @@
-"""Do the parts of a record tell one possible history? Each message names the place, both numbers and the remedy.
+"""Check that the fields of a record describe a possible rollout. Each is valid on its own already (:mod:`.parts`).
 
-The parts are sound on their own by now (see :mod:`.parts`). What is asked here, in words:
-
-* sampled tokens have a log-probability, the others have none;
-* there is one edit between each view and the next;
-* every tape position is in some view, and positions first appear in tape order;
-* nothing was edited before view 0, so it is the beginning of the tape, in order;
-* a sampled token was appended: in the view of its layer it stands after every older token of that layer and before
-  every newer one, and something precedes it, or no distribution could have produced it;
-* two neighbouring views differ by an edit: a view that merely extends the one before with new tokens is the same
-  layer;
-* weights for training, if the meta data has any, are given to spans of the tape, in order and disjoint;
-* tokens that were sampled and are not on the tape, if the meta data counts any, have a cause and a number.
+* Sampled tokens have a log-probability, the others have none.
+* There is one edit between each view and the next.
+* Every tape position is in some view, and positions first appear in tape order.
+* Nothing was edited before view 0, so it is the beginning of the tape, in order.
+* A sampled token was appended: in the view of its layer it is after every older token of that layer and before
+  every newer one, and at least one token precedes it.
+* A view does more than extend the view before it with new tokens: that would be the same layer.
+* Token weights in the metadata apply to disjoint spans of the tape, in order.
+* Untrained tokens in the metadata have a cause and a number.
 """
 
 from __future__ import annotations
@@ -24,44 +21,34 @@ import numpy as np
 from slime_plugin.errors import Defect, printable
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
 from slime_plugin.record.meta import Edit, Meta
+from slime_plugin.record.report import UNTRAINED, WEIGHTS
 
 LARGEST_LOGPROB = 1e-3
-"""A log-probability is at most 0; engines that work in low precision overshoot by a rounding error, not by more."""
+"""Engines in low precision exceed 0 by a rounding error, not by more."""
 
-WEIGHTS = "weights"
-"""Under this key of the meta data: what tokens count in training, as ``[[start, stop, weight], ...]``."""
 LARGEST_WEIGHT = 1e18
-"""A weight beyond this has no finite product with a loss in float32."""
-
-UNTRAINED = "untrained"
-"""Under this key of the meta data: sampled tokens that are not generated tokens of the tape, as ``{cause: number}``."""
+"""The product of a larger weight and a loss overflows float32."""
 
 
 def logprob_defects(generated: BoolArray, logprobs: FloatArray) -> Iterator[Defect]:
     given = ~np.isnan(logprobs)
     if (given == generated).all() and not (logprobs > LARGEST_LOGPROB).any():
         return
-    missing = np.flatnonzero(generated & ~given)
+    missing, spurious, high = (
+        np.flatnonzero(mask) for mask in (generated & ~given, given & ~generated, logprobs > LARGEST_LOGPROB)
+    )
     if missing.size:
         yield Defect(
             f"logprobs[{missing[0]}]",
             f"none for a generated token ({missing.size} of {int(generated.sum())} generated tokens have none); "
             "the engine must return log-probabilities on every turn - ask for them again, or drop the rollout",
         )
-    spurious = np.flatnonzero(given & ~generated)
-    if spurious.size:
-        p = int(spurious[0])
-        yield Defect(
-            f"logprobs[{p}]",
-            f"{logprobs[p]:g} for a token that was not generated ({spurious.size} such); give null there",
-        )
-    high = np.flatnonzero(logprobs > LARGEST_LOGPROB)
-    if high.size:
-        p = int(high[0])
-        yield Defect(
-            f"logprobs[{p}]",
-            f"{logprobs[p]:g} is above 0 ({high.size} such); give natural log-probabilities, not probabilities",
-        )
+    for found, problem in (
+        (spurious, "for a token that was not generated ({} such); give null there"),
+        (high, "is above 0 ({} such); give natural log-probabilities, not probabilities"),
+    ):
+        if found.size:
+            yield Defect(f"logprobs[{found[0]}]", f"{logprobs[found[0]]:g} {problem.format(found.size)}")
 
 
 def edit_defects(views: tuple[View, ...], edits: tuple[Edit, ...]) -> Iterator[Defect]:
@@ -80,7 +67,7 @@ def history_defects(generated: BoolArray, views: tuple[View, ...]) -> Iterator[D
     before: IntArray | None = None
     for k, spans in enumerate(views):
         view = span_positions(spans)
-        if k == 0 and len(spans) == 1 and spans[0][0] == 0 and not generated[0]:  # as it should be: nothing to find out
+        if k == 0 and len(spans) == 1 and spans[0][0] == 0 and not generated[0]:  # the usual case
             born[: view.size], seen, before = 0, view.size, view
             continue
         fresh = born[view] < 0
@@ -112,8 +99,8 @@ def history_defects(generated: BoolArray, views: tuple[View, ...]) -> Iterator[D
 
 
 def _begins_with(view: IntArray, before: IntArray) -> bool:
-    # The last position of ``before`` is in its place in few views that do not begin with all of it.
     last = before.size - 1
+    # The first comparison decides almost always.
     return view.size > last and view[last] == before[last] and bool((view[: last + 1] == before).all())
 
 
@@ -145,12 +132,11 @@ def _order_defects(generated: BoolArray, k: int, view: IntArray, fresh: BoolArra
             if generated[p]
             else "nothing was edited before view 0, so it is the beginning of the tape, in order"
         )
-        yield Defect(f"views[{k}]", f"position {p} stands {side} position {other}; {reason}")
+        yield Defect(f"views[{k}]", f"position {p} is {side} position {other}; {reason}")
 
 
 def weight_defects(meta: Meta, length: int) -> Iterator[Defect]:
-    """Of what tokens count in training, on a tape of ``length`` tokens.
-
+    """
     >>> list(weight_defects(Meta(extra={"weights": [[0, 2, 0.5], [2, 9, 0]]}), 4))[0].field
     'meta.weights[1]'
     """
@@ -171,7 +157,6 @@ def weight_defects(meta: Meta, length: int) -> Iterator[Defect]:
 
 
 def _weight_problem(entry: Any, end: int, length: int) -> str | None:
-    """``end`` is where the span before it ends."""
     if not isinstance(entry, list | tuple) or len(entry) != 3:
         return f"{entry!r:.40} is not a span with its weight; give [start, stop, weight]"
     start, stop, weight = entry

@@ -1,7 +1,6 @@
-"""Open whatever holds records: interchange JSON, JSON lines, a store, a folder of these, or standard input.
+"""Read records from interchange JSON, JSON lines, a store, a folder of these, or standard input.
 
-What a file is is read from its first bytes, not from its name. Every entry of a file is yielded, good or bad, so
-that one damaged record hides none of the others.
+The format is detected from the first bytes, not from the name. Damaged records are yielded too, as problems.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from slime_plugin.record.store import MAGIC, SUFFIX, Damage, scan_file
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record of a file, or the lines that say why it is none."""
+    """One record of a file, or what is wrong with it."""
 
     where: str
-    """The file, and the place of the record in it: ``run.records#3``, ``records.jsonl:4``."""
+    """``run.records#3`` or ``records.jsonl:4``."""
     number: int | None
-    """Counts the records of a file from 0; None for what is not a record, such as a torn tail."""
+    """Index in the file; None for what is not a record, such as a torn tail."""
     record: Record | None
     problems: tuple[str, ...] = ()
 
@@ -43,7 +42,7 @@ _FOREIGN = {
 
 
 def read_entries(paths: Iterable[str | Path]) -> Iterator[Entry]:
-    """All entries of the files, in order. A folder stands for the stores in it, or else for its JSON files."""
+    """Yield all entries of the files. A folder means the stores in it or, without any, for its JSON files."""
     for path in paths:
         for file in _expand(Path(path)):
             try:
@@ -56,7 +55,7 @@ def read_entries(paths: Iterable[str | Path]) -> Iterator[Entry]:
 
 
 def read_records(paths: Iterable[str | Path]) -> Iterator[Record]:
-    """All records of the files; the first problem stops with an error that names it."""
+    """Yield all records of the files; raise at the first problem."""
     for entry in read_entries(paths):
         if entry.record is None:
             raise MemoryWalkerError("\n".join(entry.problems))
@@ -75,7 +74,7 @@ def _expand(path: Path) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file as one that can be read twice: what comes through a pipe is kept in a temporary file first."""
+    """Open a file for random access; pipes are copied to a temporary file first."""
     if path.is_dir():
         raise StoreError(f"{path}: a folder without records; they are in files named *{SUFFIX}, *.json or *.jsonl")
     with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
@@ -92,7 +91,7 @@ def _file_entries(path: Path, file: BinaryIO) -> Iterator[Entry]:
     start = file.read(len(MAGIC))
     file.seek(0)
     foreign = next((what for prefix, what in _FOREIGN.items() if start.startswith(prefix)), None)
-    if MAGIC.startswith(start) and (start or path.suffix == SUFFIX):  # a store that has just been made may be empty
+    if MAGIC.startswith(start) and (start or path.suffix == SUFFIX):  # a new store may be empty
         yield from _store_entries(path, file)
     elif foreign:
         yield _bad(str(path), None, f"this is {foreign}")
@@ -112,7 +111,7 @@ def _store_entries(path: Path, file: BinaryIO) -> Iterator[Entry]:
 
 
 def _text_entries(path: Path, data: bytes) -> Iterator[Entry]:
-    """One record, or one per line: that is tried where the whole is none and every line looks like an object."""
+    """One record, or one per line if the whole is none and every line looks like an object."""
     filled = [(place, line) for place, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     could_be_lines = len(filled) > 1 and all(line.lstrip().startswith(b"{") for _, line in filled)
     whole = _parsed(str(path), 0, data)

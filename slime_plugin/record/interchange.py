@@ -1,16 +1,16 @@
-"""Interchange JSON, version 1: the form in which records are read, written and exchanged by people and other
-programs.
+"""Interchange JSON, version 1: records as text, for people and other programs.
 
     {"version": 1, "tokens": [..], "generated": [0|1 ..], "logprobs": [float|null ..],
      "views": [[[start, stop], ..], ..], "edits": [{"kind": .., "author": ..}], "meta": {..}}
 
-Further fields may be added and are carried along; a version this reader does not know is refused. What Python's
-``json`` would quietly accept (NaN, a key given twice) is refused too.
+Further fields are kept. Unknown versions are refused, and so is what Python's ``json`` accepts beyond JSON: NaN and
+duplicate keys.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ VERSION = 1
 
 
 def parse_record(text: str | bytes) -> Record:
-    """The record in a JSON text, or a :class:`RecordError` that says what is wrong with it."""
+    """Parse a record, or raise :class:`RecordError`."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice)
     except json.JSONDecodeError as error:
@@ -40,7 +40,7 @@ def parse_record(text: str | bytes) -> Record:
 
 
 def record_from_json(value: Json) -> Record:
-    """The record in a parsed JSON value."""
+    """Convert a parsed JSON value, or raise :class:`RecordError`."""
     if not isinstance(value, Mapping):
         raise _unreadable(f"a JSON {type(value).__name__}, not an object; one record is one object")
     where = record_label(value.get("meta"))
@@ -60,7 +60,7 @@ def record_from_json(value: Json) -> Record:
 
 
 def check_version(where: str, version: object) -> None:
-    """Refuse what was written by a later release, and what says nothing of it."""
+    """Refuse missing and unknown versions."""
     if version is None:
         problem = f'missing; this reader knows version {VERSION}: add "version": {VERSION}'
     elif type(version) is not int or version != VERSION:
@@ -71,7 +71,7 @@ def check_version(where: str, version: object) -> None:
 
 
 def dump_record(record: Record) -> str:
-    """One line of JSON. Log-probabilities get the fewest digits that read back as the same float32."""
+    """Return one line of JSON. Log-probabilities have the fewest digits that parse to the same float32."""
     parts = {
         "version": str(VERSION),
         "tokens": _dumps(record.tokens.tolist()),
@@ -96,11 +96,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"key {key[:40]!r} is given twice in one object")
-            seen.add(key)
+        twice = next(key for key, number in Counter(key for key, _ in pairs).items() if number > 1)
+        raise ValueError(f"key {twice[:40]!r} is given twice in one object")
     return value
 
 

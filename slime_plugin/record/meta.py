@@ -1,40 +1,39 @@
-"""What a record says about itself: its edits and its meta data.
-
-Both keep the keys they do not know under ``extra`` and write them back unchanged, so that a later release or a user's
-own harness can add keys without this reader losing them.
-"""
+"""Edits and metadata of a record. Both keep unknown keys under ``extra`` and write them back unchanged."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_plugin.errors import Defect, nearest
+from slime_plugin.record.report import Json as Json
+from slime_plugin.record.report import RolloutReport
 
 KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "unknown", "switch")
-"""What an edit did. ``unknown`` is for a break in the context whose cause could not be recovered; with a ``switch``
-another conversation of the same rollout goes on, such as that of a subagent, and nothing was edited."""
+"""``unknown``: a rewrite of the context whose cause could not be recovered. ``switch``: another conversation of the
+rollout continues, such as that of a subagent; nothing was edited."""
+
+OWN_KIND = re.compile(r"[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
+"""The kind of a user's editor, such as ``context_folding:branch``. The colon distinguishes it from a misspelling."""
 
 STATUSES = ("completed", "truncated", "aborted", "failed")
-"""How a rollout ends. A record may carry another word (a harness may know more); what gives credit refuses it, because
-aborted and failed rollouts leave the group baseline and a misspelt one would not."""
+"""A record may have another status; credit assignment refuses it, because aborted and failed rollouts leave the group's
+baseline and a misspelt status would not."""
 
 LARGEST_REWARD = 1e18
-"""A reward beyond this cannot be squared in float32, so no group could be normalised with it."""
-
-Json = Any
-"""A value that the ``json`` module can write."""
+"""The square of a larger reward overflows float32, so its group could not be normalised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What happened between view k and view k+1. Which positions left and came is derived from the two views."""
+    """The edit between view k and view k+1. Evicted and restored positions follow from the two views."""
 
     kind: str = "unknown"
     author: str | None = None
-    """Who decided: "policy", "harness", or whatever name the harness gives."""
+    """Who decided: "policy", "harness", or a name that the harness gives."""
     extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Json]:
@@ -46,11 +45,12 @@ class Edit:
         return cls(**known, extra=extra)
 
     def defects(self, where: str) -> Iterator[Defect]:
-        """What is wrong with values that came from a file, whatever their declared types."""
+        """Check values from a file, which may have other types than declared."""
         kind: Any = self.kind
         author: Any = self.author
-        if kind not in KINDS:
-            yield Defect(f"{where}.kind", f"{kind!r:.40} is not a kind of edit; use {nearest(kind, KINDS)}")
+        if kind not in KINDS and not (isinstance(kind, str) and OWN_KIND.fullmatch(kind)):
+            own = "or name one of your own as editor:kind"
+            yield Defect(f"{where}.kind", f"{kind!r:.40} is not a kind of edit; use {nearest(kind, KINDS)}, {own}")
         if not isinstance(author, str | None):
             yield Defect(f"{where}.author", f"{author!r:.40} is not a name; use a string or leave it out")
         yield from extra_defects(where, self.extra, ("kind", "author"))
@@ -58,17 +58,22 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Where a record comes from and how its rollout ended. Absent is None, never a made-up value."""
+    """Where a record comes from and how its rollout ended. Absent values are None, never a default number."""
 
     id: str | int | None = None
-    """Unique within a run: one rollout, one record, one id."""
+    """Unique within a run."""
     harness: str | None = None
     group: str | int | None = None
-    """The prompt this rollout was sampled for; the baseline is taken over all rollouts of a group."""
+    """The prompt; the baseline is taken over all rollouts of a group."""
     reward: float | None = None
     status: str = "completed"
     weight_version: str | int | None = None
     extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
+    """All other keys: those of :attr:`report`, and a user's own."""
+
+    @property
+    def report(self) -> RolloutReport:
+        return RolloutReport.read(self.extra)
 
     def to_json(self) -> dict[str, Json]:
         known = {key: getattr(self, key) for key in _META_KEYS}
@@ -80,7 +85,7 @@ class Meta:
         return cls(**known, extra=extra)
 
     def defects(self) -> Iterator[Defect]:
-        """What is wrong with values that came from a file, whatever their declared types."""
+        """Check values from a file, which may have other types than declared."""
         fields: dict[str, Any] = {key: getattr(self, key) for key in _META_KEYS}
         for key in ("id", "group", "weight_version"):
             if isinstance(fields[key], bool) or not isinstance(fields[key], str | int | None):
@@ -101,7 +106,7 @@ _META_KEYS = ("id", "harness", "group", "reward", "status", "weight_version")
 
 
 def extra_defects(where: str, extra: Mapping[str, Json], taken: tuple[str, ...]) -> Iterator[Defect]:
-    """Further keys must be strings, none of ours, with values that can be written and read back."""
+    """Check that further keys are strings that are not taken, with values that JSON can represent."""
     if not extra:
         return
     keys: list[Any] = list(extra)

@@ -1,12 +1,12 @@
-"""From what a caller or a file hands over to the parts of a record, exactly or not at all.
+"""Convert what a caller or a file provides into the fields of a record, exactly or not at all.
 
-Each converter returns its part, or the defects that name what is wrong with it. Nothing is rounded, wrapped or guessed:
-``True`` is not token 1, ``3.0`` is not token 3, and an id that does not fit is refused.
+Each converter returns its field, or the defects of the value. Nothing is rounded, wrapped or guessed: ``True`` is not
+token 1, ``3.0`` is not token 3, and an id out of range is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from slime_plugin.record.meta import Edit, Meta, extra_defects
 LARGEST_ID = 2**31 - 1
 """Tokens and positions are int32: the largest vocabularies in use have 2**18 entries."""
 LARGEST_TOTAL = 10**8
-"""Most positions of all views together: 100 live contexts of a million tokens. A small file could claim far more."""
+"""Maximum positions of all views together: 100 contexts of a million tokens. A small file could claim far more."""
 
 
 def as_tokens(value: object) -> IntArray | Defect:
@@ -29,64 +29,44 @@ def as_tokens(value: object) -> IntArray | Defect:
     Defect(field='tokens[1]', message='float 2.5 is not a token id; ids are whole numbers from 0 to 2147483647')
     """
     remedy = f"ids are whole numbers from 0 to {LARGEST_ID}"
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype.kind not in "iu":
-            return Defect("tokens", f"array of {value.dtype} with shape {value.shape}; {remedy}, in one dimension")
-    elif isinstance(value, (list, tuple)):
-        bad = _first_of_other_type(value, {int})
-        if bad is not None:
-            return Defect(f"tokens[{bad}]", f"{_described(value[bad])} is not a token id; {remedy}")
-    else:
-        return Defect("tokens", f"{_described(value)} is not a list; {remedy}")
-    if len(value) == 0:
+    values = _as_list("tokens", value, {int}, "iu", "a token id", remedy)
+    if isinstance(values, Defect):
+        return values
+    if len(values) == 0:
         return Defect("tokens", "the tape has 0 tokens; a rollout has at least its prompt")
-    if not _within(value, 0, LARGEST_ID):
-        bad = next(i for i, token in enumerate(value) if not 0 <= token <= LARGEST_ID)
-        return Defect(f"tokens[{bad}]", f"id {_clipped(value[bad])} is out of range; {remedy}")
-    return read_only(np.array(value, dtype=np.int32))
+    if not _within(values, 0, LARGEST_ID):
+        bad = next(i for i, token in enumerate(values) if not 0 <= token <= LARGEST_ID)
+        return Defect(f"tokens[{bad}]", f"id {_clipped(values[bad])} is out of range; {remedy}")
+    return read_only(np.array(values, dtype=np.int32))
 
 
 def as_flags(value: object, length: int) -> BoolArray | Defect:
     """Flags "sampled by the policy": 0, 1 or booleans, one per tape position."""
     remedy = "use 1 for a token the policy sampled, 0 for any other"
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype.kind not in "biu":
-            return Defect("generated", f"array of {value.dtype} with shape {value.shape}; {remedy}")
-    elif isinstance(value, (list, tuple)):
-        bad = _first_of_other_type(value, {int, bool})
-        if bad is not None:
-            return Defect(f"generated[{bad}]", f"{_described(value[bad])} is not a flag; {remedy}")
-    else:
-        return Defect("generated", f"{_described(value)} is not a list; {remedy}")
-    if len(value) != length or length == 0:
-        return Defect("generated", f"{len(value)} flags for {length} tokens; every tape position needs exactly one")
-    if isinstance(value, np.ndarray) and value.dtype.kind == "b":
-        return read_only(value.copy())
-    if not _within(value, 0, 1):
-        bad = next(i for i, flag in enumerate(value) if flag not in (0, 1))
-        return Defect(f"generated[{bad}]", f"{_clipped(value[bad])} is neither 0 nor 1; {remedy}")
-    return read_only(np.array(value, dtype=np.bool_))
+    values = _as_list("generated", value, {int, bool}, "biu", "a flag", remedy)
+    if isinstance(values, Defect):
+        return values
+    if len(values) != length:
+        return Defect("generated", f"{len(values)} flags for {length} tokens; every tape position needs exactly one")
+    if not _within(values, 0, 1):
+        bad = next(i for i, flag in enumerate(values) if flag not in (0, 1))
+        return Defect(f"generated[{bad}]", f"{_clipped(values[bad])} is neither 0 nor 1; {remedy}")
+    return read_only(np.array(values, dtype=np.bool_))
 
 
 def as_logprobs(value: object, length: int) -> FloatArray | Defect:
-    """Log-probabilities as float32, NaN where there is none (``null`` in JSON). Absent is not zero."""
+    """Log-probabilities as float32, NaN where there is none (``null`` in JSON)."""
     remedy = "give the log-probability logged at decode time, or null for a token that was not sampled"
-    if isinstance(value, np.ndarray):
-        if value.ndim != 1 or value.dtype.kind != "f":
-            return Defect("logprobs", f"array of {value.dtype} with shape {value.shape}; {remedy}")
-    elif isinstance(value, (list, tuple)):
-        bad = _first_of_other_type(value, {float, int, type(None)})
+    values = _as_list("logprobs", value, {float, int, type(None)}, "f", "a log-probability", remedy)
+    if isinstance(values, Defect):
+        return values
+    if not isinstance(values, np.ndarray) and int in set(map(type, values)):  # may be too large even for a float64
+        bad = next((i for i, x in enumerate(values) if type(x) is int and abs(x) > 2**53), None)
         if bad is not None:
-            return Defect(f"logprobs[{bad}]", f"{_described(value[bad])} is not a log-probability; {remedy}")
-        if int in set(map(type, value)):  # a whole number may be too large even for a float64
-            bad = next((i for i, x in enumerate(value) if type(x) is int and abs(x) > 2**53), None)
-            if bad is not None:
-                return Defect(f"logprobs[{bad}]", f"{_clipped(value[bad])} is not a log-probability; {remedy}")
-    else:
-        return Defect("logprobs", f"{_described(value)} is not a list; {remedy}")
-    if len(value) != length:
-        return Defect("logprobs", f"{len(value)} entries for {length} tokens; {remedy}")
-    wide = np.array(value, dtype=np.float64)
+            return Defect(f"logprobs[{bad}]", f"{_clipped(values[bad])} is not a log-probability; {remedy}")
+    if len(values) != length:
+        return Defect("logprobs", f"{len(values)} entries for {length} tokens; {remedy}")
+    wide = np.array(values, dtype=np.float64)
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
     overflow = np.flatnonzero(np.isinf(narrow))
@@ -94,6 +74,20 @@ def as_logprobs(value: object, length: int) -> FloatArray | Defect:
         bad = int(overflow[0])
         return Defect(f"logprobs[{bad}]", f"{wide[bad]:g} is not finite in float32; {remedy}")
     return read_only(narrow)
+
+
+def _as_list(field: str, value: Any, types: set[type], kinds: str, what: str, remedy: str) -> Any:
+    """A one-dimensional array of these dtype kinds, or a list of these types; or a :class:`Defect`."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype.kind not in kinds:
+            return Defect(field, f"array of {value.dtype} with shape {value.shape}; {remedy}, in one dimension")
+        return value
+    if not isinstance(value, (list, tuple)):
+        return Defect(field, f"{_described(value)} is not a list; {remedy}")
+    if not set(map(type, value)) <= types:
+        bad = next(i for i, item in enumerate(value) if type(item) not in types)
+        return Defect(f"{field}[{bad}]", f"{_described(value[bad])} is not {what}; {remedy}")
+    return value
 
 
 def as_views(value: object, length: int) -> tuple[View, ...] | Defect:
@@ -121,7 +115,7 @@ def as_views(value: object, length: int) -> tuple[View, ...] | Defect:
             return Defect(
                 f"views[{k}][{second}]",
                 f"span [{spans[second][0]}, {spans[second][1]}) repeats tape position {position}, which span {first} "
-                f"[{spans[first][0]}, {spans[first][1]}) holds already; a position stands at most once in a view",
+                f"[{spans[first][0]}, {spans[first][1]}) holds already; a position occurs at most once in a view",
             )
         views.append(tuple(spans))
     if total > LARGEST_TOTAL:
@@ -188,15 +182,9 @@ def as_extra(value: object, taken: tuple[str, ...]) -> dict[str, Any] | list[Def
     return list(extra_defects("record", value, taken)) or dict(value)
 
 
-def _first_of_other_type(values: Sequence[Any], allowed: set[type]) -> int | None:
-    if set(map(type, values)) <= allowed:
-        return None
-    return next(i for i, value in enumerate(values) if type(value) not in allowed)
-
-
 def _within(values: Any, low: int, high: int) -> bool:
     if isinstance(values, np.ndarray):
-        return bool(values.min() >= low and values.max() <= high)
+        return values.dtype.kind == "b" or bool(values.min() >= low and values.max() <= high)
     return bool(min(values) >= low and max(values) <= high)
 
 

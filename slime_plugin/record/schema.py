@@ -1,9 +1,8 @@
-"""A record: the tape, and the views of it under which the policy sampled.
+"""The record: a tape of tokens, and the views of it under which the policy sampled.
 
-The contract, in one sentence: **a token generated in layer k was sampled under exactly the prefix that view k has
-before it.** A layer is a maximal run of turns without an edit, and view k is the live context at the end of layer
-k, so a token belongs to the layer whose view is the first to hold it. Everything a trainer needs follows from that
-sentence.
+**A token generated in layer k was sampled under exactly the prefix that view k has before it.** A layer is a maximal
+run of turns without an edit, and view k is the live context at the end of layer k, so a token belongs to the layer
+whose view is the first to hold it. Everything a trainer needs follows from that sentence.
 
 The paper's running example: a prompt ``s``, tokens ``y1 .. y12`` and the answer ``y13``, where y5 is evicted after
 y7, y8 after y10 and y11 after y12. With ``s`` at tape position 0 and ``yi`` at position i, the views are ::
@@ -13,15 +12,14 @@ y7, y8 after y10 and y11 after y12. With ``s`` at tape position 0 and ``yi`` at 
     view 2   s y1 y2 y3 y4    y6 y7    y9 y10 y11 y12          [0, 5) [6, 8) [9, 13)
     view 3   s y1 y2 y3 y4    y6 y7    y9 y10     y12 y13      [0, 5) [6, 8) [9, 11) [12, 14)
 
-y9 first stands in view 1, hence its live prefix is ``s y1 y2 y3 y4 y6 y7 y8``. A position may come back later and
-in another place: views are lists of spans in context order, so an evicted, retrieved and restored span is no
-special case.
+y9 is first in view 1, hence its live prefix is ``s y1 y2 y3 y4 y6 y7 y8``. A position may come back later and in
+another place, since views are lists of spans in context order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -30,15 +28,15 @@ import numpy as np
 from slime_plugin.errors import Defect, RecordError, printable
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
 from slime_plugin.record.checks import (
-    UNTRAINED,
     edit_defects,
     history_defects,
     logprob_defects,
     untrained_defects,
     weight_defects,
 )
-from slime_plugin.record.meta import Edit, Json, Meta
+from slime_plugin.record.meta import Edit, Meta
 from slime_plugin.record.parts import as_edits, as_extra, as_flags, as_logprobs, as_meta, as_tokens, as_views
+from slime_plugin.record.report import UNTRAINED, Json
 
 FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
 """The fields of a record in its interchange form."""
@@ -48,7 +46,7 @@ _NO_META = Meta()
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Record:
-    """One rollout. An instance is always valid: whatever breaks the contract raises :class:`RecordError` here.
+    """One rollout. Always valid: the constructor raises :class:`RecordError` for what breaks the contract.
 
     >>> record = Record(
     ...     tokens=[7, 8, 9, 5],
@@ -75,7 +73,7 @@ class Record:
     """K edits, one between each view and the next."""
     meta: Meta
     extra: Mapping[str, Json]
-    """Further top-level fields of the interchange form, carried along unread."""
+    """Further top-level fields of the interchange form, kept unread."""
 
     def __init__(
         self,
@@ -87,53 +85,33 @@ class Record:
         meta: Meta | Mapping[str, Json] = _NO_META,
         extra: Mapping[str, Json] = MappingProxyType({}),
     ) -> None:
-        """Takes lists or arrays. The three sequences over the tape are ``Any`` because they are checked here."""
-        found: list[Defect] = []
+        """Accepts lists or arrays. The three sequences over the tape are ``Any`` because they are checked here."""
+        # Through the instance's dictionary because the dataclass is frozen.
+        vars(self).update(_parse(tokens, generated, logprobs, views, edits, meta, extra))
 
-        def keep(name: str, part: Any) -> bool:
-            """Take a part, or note why it is refused."""
-            if isinstance(part, Defect | list):
-                found.extend([part] if isinstance(part, Defect) else part)
-                return False
-            object.__setattr__(self, name, part)
-            return True
-
-        has_meta = keep("meta", as_meta(meta))
-        keep("extra", as_extra(extra, FIELDS))
-        has_edits = keep("edits", as_edits(edits))
-        if keep("tokens", as_tokens(tokens)) or _length(tokens):  # or nothing can be said of what lies along the tape
-            length = _length(tokens)
-            has_generated = keep("generated", as_flags(generated, length))
-            has_logprobs = keep("logprobs", as_logprobs(logprobs, length))
-            has_views = keep("views", as_views(views, length))
-            if has_generated and has_logprobs:
-                found.extend(logprob_defects(self.generated, self.logprobs))
-            if has_views and has_edits:
-                found.extend(edit_defects(self.views, self.edits))
-            if has_views and has_generated:
-                found.extend(history_defects(self.generated, self.views))
-            if has_meta:
-                found.extend(weight_defects(self.meta, length))
-        if has_meta:
-            found.extend(untrained_defects(self.meta))
+    def with_meta(self, meta: Meta) -> Record:
+        """The same rollout with other metadata. Only the metadata is checked; arrays are shared."""
+        found = [*meta.defects(), *weight_defects(meta, len(self)), *untrained_defects(meta)]
         if found:
             raise RecordError(record_label(meta), found)
+        copy = object.__new__(Record)
+        vars(copy).update(vars(self), meta=meta)
+        return copy
 
     @property
     def label(self) -> str:
-        """How messages name this record."""
+        """Name of the record in messages."""
         return record_label(self.meta)
 
     @property
     def untrained(self) -> Mapping[str, int]:
-        """Tokens that were sampled and that no method can train, by cause: they are not on the tape, or not as sampled
-        ones. A rollout that was cut off in the middle of a turn nobody waited for has some."""
+        """Sampled tokens that no method can train because they are not on the tape as sampled, by cause."""
         causes: Mapping[str, int] = self.meta.extra.get(UNTRAINED, {})
         return causes
 
     @property
     def sampled(self) -> int:
-        """All tokens that the policy sampled in this rollout."""
+        """Number of all tokens that the policy sampled, on the tape or not."""
         return int(self.generated.sum()) + sum(self.untrained.values())
 
     def view_positions(self, k: int) -> IntArray:
@@ -154,9 +132,8 @@ class Record:
         )
 
     def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
-        """A copy that went through a process boundary is checked and protected like any other record."""
-        parts = (self.tokens, self.generated, self.logprobs, self.views, self.edits, self.meta, self.extra)
-        return type(self), parts
+        """Unpickled records are checked and read-only like any other."""
+        return Record, tuple(getattr(self, field.name) for field in fields(self))
 
     __hash__ = None  # type: ignore[assignment]  # arrays inside: comparable, not hashable
 
@@ -165,14 +142,51 @@ class Record:
         return f"Record(id={self.meta.id!r}, {len(self)} tokens, {generated} generated, {len(self.views)} views)"
 
 
-def _length(tokens: Any) -> int:
-    """How long the tape is meant to be, also where its tokens are refused; 0 if that cannot be said."""
-    return len(tokens) if isinstance(tokens, list | tuple) or np.ndim(tokens) == 1 else 0
+def _parse(tokens: Any, generated: Any, logprobs: Any, views: Any, edits: Any, meta: Any, extra: Any) -> dict[str, Any]:
+    """The fields of a record, or a :class:`RecordError` with the defects of all of them."""
+    results: dict[str, Any] = {
+        "tokens": as_tokens(tokens),
+        "edits": as_edits(edits),
+        "meta": as_meta(meta),
+        "extra": as_extra(extra, FIELDS),
+    }
+    # The intended length, even if the tokens are refused. Fields along the tape cannot be checked without it.
+    length = len(tokens) if isinstance(tokens, list | tuple) or np.ndim(tokens) == 1 else 0
+    if length:
+        results["generated"] = as_flags(generated, length)
+        results["logprobs"] = as_logprobs(logprobs, length)
+        results["views"] = as_views(views, length)
+    parts: dict[str, Any] = {}
+    found: list[Defect] = []
+    for name, result in results.items():
+        if isinstance(result, Defect):
+            found.append(result)
+        elif isinstance(result, list):
+            found.extend(result)
+        else:
+            parts[name] = result
+    for check, names in _JOINT_CHECKS:
+        if all(name in parts for name in names):
+            found.extend(check(*(parts[name] for name in names)))
+    if length and "meta" in parts:
+        found.extend(weight_defects(parts["meta"], length))
+    if found:
+        raise RecordError(record_label(meta), found)
+    return parts
+
+
+_JOINT_CHECKS: tuple[tuple[Callable[..., Iterable[Defect]], tuple[str, ...]], ...] = (
+    (logprob_defects, ("generated", "logprobs")),
+    (edit_defects, ("views", "edits")),
+    (history_defects, ("generated", "views")),
+    (untrained_defects, ("meta",)),
+)
+"""Checks of fields that are valid on their own, and which fields each needs."""
 
 
 def record_label(meta: object) -> str:
-    """``record 17-3 (agentfold)``, from as much of the meta data as is there."""
-    fields = meta.to_json() if isinstance(meta, Meta) else meta if isinstance(meta, Mapping) else {}
-    name, harness = fields.get("id"), fields.get("harness")
+    """``record 17-3 (agentfold)``, from whatever metadata there is."""
+    known = meta.to_json() if isinstance(meta, Meta) else meta if isinstance(meta, Mapping) else {}
+    name, harness = known.get("id"), known.get("harness")
     label = "record without id" if name is None else f"record {printable(name, 80)}"
     return label if harness is None else f"{label} ({printable(harness, 40)})"

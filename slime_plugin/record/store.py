@@ -1,9 +1,8 @@
-"""The store: the records of one writer in one binary file, appended, compressed, never rewritten.
+"""The store: an append-only, compressed file of records with one writer and any number of readers.
 
-A record is one frame, visible to every reader as soon as :meth:`StoreWriter.append` returns. Readers take whole frames
-only, so a file may be read while it grows, and a writer that dies costs at most the frame it was writing: the torn tail
-is reported, never guessed at, and cut off when the next writer opens the file. Nothing in a store is executed; there is
-no pickle.
+A record is one frame, visible to readers as soon as :meth:`StoreWriter.append` returns. Readers take whole frames only,
+so a file may be read while it grows. A writer that dies loses at most the frame it was writing: the torn tail is
+reported, and truncated when the next writer opens the file. There is no pickle; nothing in a store is executed.
 
     file   = header frame*
     header = magic "\\x89MWREC\\r\\n" (8 bytes), u32 version, u32 zero
@@ -50,16 +49,16 @@ _FRAME = struct.Struct("<4sIII")
 _CRC = struct.Struct("<I")
 _FRAME_SIZE = _FRAME.size + _CRC.size
 _LARGEST_RAW = 2**28
-"""A frame that claims to unpack to more is damaged, or hostile: no rollout has thirty million tokens."""
+"""Bytes. A larger frame is damaged or hostile: no rollout has thirty million tokens."""
 _LEVEL = 1
-"""zlib level. On token ids as byte planes, level 6 saves 6 % more and takes three times as long."""
+"""Of zlib. On byte planes of token ids, level 6 saves 6 % more and takes three times as long."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a store that hold no readable record."""
+    """Bytes of a store without a readable record."""
 
     offset: int
     message: str
@@ -75,11 +74,11 @@ class StoreWriter:
     """
 
     def __init__(self, path: str | Path, *, durable: bool = False) -> None:
-        """``durable`` waits for the disk after every record: it survives a power cut, not only a crash."""
+        """With ``durable``, every record is flushed to disk and survives a power cut, not only a crash."""
         self.path = Path(path)
         self.durable = durable
         self.recovered: Damage | None = None
-        """The torn tail that was cut off when this writer opened the file, if there was one."""
+        """The torn tail that this writer truncated when it opened the file, if there was one."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  # closed by close()
@@ -93,7 +92,7 @@ class StoreWriter:
             raise
 
     def append(self, record: Record) -> None:
-        """Write one record. When this returns, every reader sees it."""
+        """Write one record. Readers see it once this returns."""
         frame = _frame(_encode(record))
         start = os.fstat(self._file.fileno()).st_size
         try:
@@ -102,9 +101,9 @@ class StoreWriter:
                 os.fsync(self._file.fileno())
         except BaseException as error:
             try:
-                self._file.truncate(start)  # half a frame would swallow the beginning of the next
+                self._file.truncate(start)  # a partial frame would corrupt the next
             except OSError:
-                self._file.close()  # so let there be no next
+                self._file.close()  # refuse further records
             if not isinstance(error, OSError):
                 raise
             raise StoreError(
@@ -126,7 +125,7 @@ class StoreWriter:
         self.close()
 
     def _lock(self) -> None:
-        """Be the only writer. A reader that has just met an unfinished frame holds the lock for a moment too."""
+        """Lock out other writers. A reader that finds an unfinished frame holds the lock briefly too."""
         for wait in (0.05, 0.2, 0.5, None):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +143,7 @@ class StoreWriter:
             view = view[self._file.write(view) :]
 
     def _resume(self) -> None:
-        """Go to the end of what is whole, cutting off a torn tail."""
+        """Write the header of a new file, or truncate a torn tail."""
         size = os.fstat(self._file.fileno()).st_size
         if size < _HEADER.size:
             if size and not _HEADER.pack(MAGIC, STORE_VERSION, 0).startswith(self._read_all()):
@@ -153,7 +152,7 @@ class StoreWriter:
             self._write(_HEADER.pack(MAGIC, STORE_VERSION, 0))
             return
         with open(self.path, "rb") as file:
-            for found in _frames(file, self.path, mine=True):
+            for found in _frames(file, self.path, is_writer=True):
                 if isinstance(found, Damage) and found.torn:
                     self.recovered = found
                     self._file.truncate(found.offset)
@@ -165,10 +164,10 @@ class StoreWriter:
 
 
 def scan_store(path: str | Path) -> Iterator[Record | RecordError | Damage]:
-    """Every frame of a store, in order: its record, what is wrong with that record, or why there is none.
+    """Yield every frame of a store: its record, the error of an invalid record, or the damage.
 
-    The scan covers what was there when it began. A torn tail is reported once the writer is gone; while one is at
-    work, an unfinished frame is simply not there yet.
+    The scan covers what was there when it started. A torn tail is reported once the file has no writer; while it has
+    one, an unfinished frame is skipped.
     """
     with open(path, "rb") as file:
         yield from scan_file(file, Path(path))
@@ -190,19 +189,19 @@ def scan_file(file: BinaryIO, path: Path) -> Iterator[Record | RecordError | Dam
 
 
 class _UndecodableError(Exception):
-    """A frame with good check sums and senseless content: written by something else."""
+    """A frame with valid check sums and invalid content, written by another program."""
 
 
-def _frames(file: BinaryIO, path: Path, *, mine: bool = False) -> Iterator[tuple[int, bytes, int] | Damage]:
+def _frames(file: BinaryIO, path: Path, *, is_writer: bool = False) -> Iterator[tuple[int, bytes, int] | Damage]:
     """Whole frames as (offset, stored bytes, raw length), and the damage between and after them.
 
-    ``mine`` says that the caller is the writer, so that nobody else can be finishing the last frame.
+    With ``is_writer`` the caller holds the lock, so that nobody else can be finishing the last frame.
     """
     size = os.fstat(file.fileno()).st_size
-    if size == 0:  # a writer has just made it
+    if size == 0:  # just created by a writer
         return
     if size < _HEADER.size:
-        if mine or not _has_writer(file):
+        if is_writer or not _has_writer(file):
             yield Damage(0, f"torn: the file ends after {size} of the {_HEADER.size} bytes of its header", torn=True)
         return
     file.seek(0)
@@ -214,11 +213,11 @@ def _frames(file: BinaryIO, path: Path, *, mine: bool = False) -> Iterator[tuple
             f"{path}: store version {version} but this reader knows {STORE_VERSION}; upgrade memorywalker to read it"
         )
     offset = _HEADER.size
-    while offset < size:  # what is appended from now on is for the next reader: a busy writer could outrun this one
+    while offset < size:  # not what is appended meanwhile: a busy writer could outrun this reader
         found = _frame_at(file, offset)
         if isinstance(found, _Unfinished):
-            # Ask for a writer first and look again then: it may have finished the frame and closed in between.
-            writing = not mine and _has_writer(file)
+            # Look for a writer first, then again: it may have finished the frame and closed in between.
+            writing = not is_writer and _has_writer(file)
             found = _frame_at(file, offset)
             if isinstance(found, _Unfinished):
                 if not writing:
@@ -238,7 +237,7 @@ def _frames(file: BinaryIO, path: Path, *, mine: bool = False) -> Iterator[tuple
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """A frame that the end of the file cuts off, with no sound frame behind it."""
+    """A frame cut off by the end of the file, with no valid frame after it."""
 
     present: int
     wanted: int
@@ -252,13 +251,13 @@ class _Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """Bytes with a wrong check sum; ``length`` of them if their own header can be trusted."""
+    """Bytes with a wrong check sum; ``length`` is known if the frame header is valid."""
 
     length: int | None
 
 
 def _frame_at(file: BinaryIO, offset: int) -> tuple[bytes, int] | _Unfinished | _Broken:
-    """The stored bytes and the raw length of the frame that begins there."""
+    """Stored bytes and raw length of the frame at the offset."""
     left = os.fstat(file.fileno()).st_size - offset
     file.seek(offset)
     head = file.read(_FRAME_SIZE)
@@ -267,8 +266,8 @@ def _frame_at(file: BinaryIO, offset: int) -> tuple[bytes, int] | _Unfinished | 
     if not _is_frame_header(head):
         return _Broken(None)
     _, stored_length, raw_length, crc = _FRAME.unpack_from(head)
-    if left < _FRAME_SIZE + stored_length:  # asked before any memory is taken for it
-        torn = _next_frame(file, offset + 1) is None  # where a sound frame follows, the length is wrong instead
+    if left < _FRAME_SIZE + stored_length:  # before memory is allocated for it
+        torn = _next_frame(file, offset + 1) is None  # if a valid frame follows, the length is wrong instead
         return _Unfinished(left, _FRAME_SIZE + stored_length) if torn else _Broken(None)
     stored = file.read(stored_length)
     return (stored, raw_length) if zlib.crc32(stored) == crc else _Broken(_FRAME_SIZE + stored_length)
@@ -283,7 +282,7 @@ def _is_frame_header(head: bytes) -> bool:
 
 
 def _next_frame(file: BinaryIO, start: int) -> int | None:
-    """The offset of the next frame header with a good check sum."""
+    """Offset of the next frame header with a valid check sum."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = data.find(SYNC, start)
         while at >= 0:
@@ -335,7 +334,7 @@ def _encode(record: Record) -> bytes:
 
 
 def _decode(stored: bytes, raw_length: int) -> Record:
-    """The inverse of :func:`_encode`; the record checks itself, this checks that the bytes add up."""
+    """Inverse of :func:`_encode`. Checks sizes only: the record checks its content."""
     if raw_length > _LARGEST_RAW:
         raise _UndecodableError(f"it claims to unpack to {raw_length} bytes, at most {_LARGEST_RAW} are read")
     unzip = zlib.decompressobj()
@@ -348,7 +347,7 @@ def _decode(stored: bytes, raw_length: int) -> Record:
     try:
         head_end = _CRC.size + _CRC.unpack_from(raw)[0]
         head = json.loads(raw[_CRC.size : head_end])
-        check_version(record_label(head.get("meta")), head.get("version"))  # before anything else is expected of it
+        check_version(record_label(head.get("meta")), head.get("version"))
         length, spans_per_view = head["tokens"], head["spans"]
         edits, meta, extra = head["edits"], head["meta"], head["extra"]
         body = memoryview(raw)[head_end:]
@@ -376,7 +375,7 @@ def _decode(stored: bytes, raw_length: int) -> Record:
 
 
 def _to_planes(array: NDArray[Any]) -> bytes:
-    """All lowest bytes, then all second bytes, and so on: equal high bytes become runs that zlib folds away."""
+    """All lowest bytes, then all second bytes, and so on: equal high bytes become runs, which compress well."""
     return array.view(np.uint8).reshape(-1, 4).T.tobytes()
 
 

@@ -1,1 +1,1 @@
-"""What a person looks at: drawings and summaries of records."""
+"""Pages, tables and drawings of records and runs."""

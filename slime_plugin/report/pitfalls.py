@@ -1,16 +1,15 @@
-"""The two pitfalls of naive training, measured: the paper's Q1 table, and the distributions behind it.
+"""The two pitfalls of naive training, measured: the paper's Q1 table and its distributions.
 
 ``delta_comp`` is what Naive-Compressed changes about a token's log-probability: log p(token | final context) less log
 p(token | the context it was sampled in), over the diverging leaves. ``delta_full`` is the same for Naive-Full, over the
-tokens that still see something there that they had lost. A context too short makes tokens less likely (predicted: below
-0), one with what was thrown away makes them more likely (predicted: above 0).
+tokens that see evicted tokens there. A context too short makes tokens less likely (predicted: below
+0), one with evicted tokens makes them more likely (predicted: above 0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_plugin.errors import printable
-from slime_plugin.report.numbers import shown
+from slime_plugin.report.formatting import format_number
+from slime_plugin.report.templating import render
 from slime_plugin.tree import Trajectory, diverging_leaves, off_context
 
 Floats = NDArray[np.float64]
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_COLOURS = {"comp": "#b5482f", "full": "#2f6fb5"}
-_TITLES = {"comp": "Naive-Compressed: context too short", "full": "Naive-Full: context too long"}
+_PANELS = (
+    ("comp", "Naive-Compressed: context too short", "#b5482f"),
+    ("full", "Naive-Full: context too long", "#2f6fb5"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Pitfalls:
         return cls(compressed[leaves] - live[leaves], full[stale] - live[stale])
 
     @classmethod
-    def together(cls, parts: list[Pitfalls]) -> Pitfalls:
+    def joined(cls, parts: list[Pitfalls]) -> Pitfalls:
         return cls(np.concatenate([part.comp for part in parts]), np.concatenate([part.full for part in parts]))
 
     def to_json(self) -> dict[str, dict[str, float | int | None]]:
@@ -61,8 +63,8 @@ def pitfalls_table(harnesses: Mapping[str, Pitfalls]) -> Table:
         comp, full = numbers["comp"], numbers["full"]
         table.add_row(
             Text(printable(name, 40)),
-            *(shown(comp[key]) for key in ("n", "mean", "below 0")),
-            *(shown(full[key]) for key in ("n", "mean", "above 0")),
+            *(format_number(comp[key]) for key in ("n", "mean", "below 0")),
+            *(format_number(full[key]) for key in ("n", "mean", "above 0")),
         )
     table.add_row("predicted", "", "< 0", "-> 1", "", "> 0", "-> 1")
     return table
@@ -87,49 +89,18 @@ def pitfalls_plot(harnesses: Mapping[str, Pitfalls], console: Console) -> Table:
 
 def pitfalls_svg(harnesses: Mapping[str, Pitfalls], title: str) -> str:
     """The same as a drawing: one panel per pitfall, one histogram per harness, 0 marked."""
-    reach, bins, panel, row = _reach(harnesses), 41, 380, 100
-    height = 60 + row * len(harnesses) + 40
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {150 + 2 * panel + 40} {height}" '
-        'font-family="system-ui, sans-serif" font-size="13">',
-        f'<rect width="100%" height="100%" fill="#ffffff"/><title>{escape(title)}</title>',
-    ]
-    for column, (which, heading) in enumerate(_TITLES.items()):
-        left = 150 + column * (panel + 20)
-        parts.append(f'<text x="{left + panel / 2}" y="28" text-anchor="middle" font-weight="600">{heading}</text>')
-        for i, (name, pitfalls) in enumerate(harnesses.items()):
-            top = 50 + i * row
-            values = pitfalls.comp if which == "comp" else pitfalls.full
-            parts += _panel(values, which, reach, bins, (left, top + 20, panel, row - 30))
-            if column == 0:
-                parts.append(
-                    f'<text x="140" y="{top + row / 2}" text-anchor="end">{escape(printable(name, 40))}</text>'
-                )
-        base = 50 + len(harnesses) * row
-        for at, anchor, label in ((0, "start", f"{-reach:.3g}"), (0.5, "middle", "0"), (1, "end", f"{reach:.3g} nats")):
-            x = left + at * panel
-            parts.append(f'<text x="{x}" y="{base + 8}" text-anchor="{anchor}" fill="#555">{label}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _panel(values: Floats, which: str, reach: float, bins: int, box: tuple[float, float, float, float]) -> list[str]:
-    left, top, width, height = box
-    counts = _histogram(values, reach, bins)
-    tallest, step = max(1, int(counts.max())), width / bins
-    bars = [
-        f'<rect x="{left + i * step:.1f}" y="{top + height * (1 - n / tallest):.1f}" width="{step - 1:.1f}" '
-        f'height="{height * n / tallest:.1f}" fill="{_COLOURS[which]}"/>'
-        for i, n in enumerate(counts.tolist())
-        if n
-    ]
-    middle = left + width / 2
-    mean = f"mean {values.mean():+.3g}, n {values.size}" if values.size else "no such token"
-    return [
-        f'<line x1="{left}" x2="{left + width}" y1="{top + height}" y2="{top + height}" stroke="#999"/>',
-        *bars,
-        f'<line x1="{middle}" x2="{middle}" y1="{top}" y2="{top + height}" stroke="#333" stroke-dasharray="3 3"/>',
-        f'<text x="{left}" y="{top - 6}" fill="#555" font-size="12">{mean}</text>',
-    ]
+    reach = _reach(harnesses)
+    panels = []
+    for which, heading, colour in _PANELS:
+        histograms = []
+        for pitfalls in harnesses.values():
+            values = getattr(pitfalls, which)
+            counts = _histogram(values, reach, 41)
+            caption = f"mean {values.mean():+.3g}, n {values.size}" if values.size else "no such token"
+            histograms.append((caption, (counts / max(1, counts.max())).tolist()))
+        panels.append((heading, colour, histograms))
+    names = [printable(name, 40) for name in harnesses]
+    return render("pitfalls.svg", title=title, names=names, panels=panels, reach=f"{reach:.3g}")
 
 
 def _bars(values: Floats, reach: float, width: int, ascii_only: bool) -> Text:
@@ -147,7 +118,7 @@ def _bars(values: Floats, reach: float, width: int, ascii_only: bool) -> Text:
 
 
 def _histogram(values: Floats, reach: float, bins: int) -> NDArray[np.intp]:
-    """Counts in an odd number of bins, the middle one around 0; what is further out is in the outermost."""
+    """Counts in an odd number of bins, the middle one around 0; values beyond ``reach`` are in the outermost."""
     counts, _ = np.histogram(np.clip(values, -reach, reach), bins=bins, range=(-reach, reach))
     return counts
 

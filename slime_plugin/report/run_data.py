@@ -1,16 +1,16 @@
-"""A training run as its report needs it: metrics by name, what was compared, and how it all is called."""
+"""A training run as its report needs it: metrics by name, and what was compared."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.report.charts import Point
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.run.folder import RunFolder
 
 COMPARISON_VERSION = 1
 Line = dict[str, Any]
@@ -18,7 +18,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run has left in its small files. Its rollouts stay on disk."""
+    """The content of a run's small files. Its rollouts stay on disk."""
 
     folder: RunFolder
     name: str
@@ -37,8 +37,38 @@ class Run:
         return _type(self.settings, "harness")
 
     @property
-    def cell(self) -> str:
-        return f"{self.method} x {self.harness}"
+    def planned(self) -> float | None:
+        """Configured number of iterations."""
+        return number(self.settings, "trainer", "iterations")
+
+    @property
+    def denominator(self) -> str:
+        """The method whose cost is 1."""
+        return str((self.comparison or {}).get("denominator", "naive_compressed"))
+
+    @property
+    def reward(self) -> tuple[float, float] | None:
+        """Reward at the beginning and at the end."""
+        return ends(self.over_iterations("reward"))
+
+    @property
+    def logdiff(self) -> float | None:
+        """Mean logdiff of the trained method, with the weights that sampled."""
+        return mean(self.over_iterations("logdiff", "mean"))
+
+    @property
+    def largest_logdiff(self) -> float | None:
+        return largest(self.over_iterations("logdiff", "max"))
+
+    @property
+    def cost(self) -> float | None:
+        """Time of an update, as a multiple of the denominator's."""
+        return self.compared(self.method, "cost")
+
+    @property
+    def switched_off(self) -> tuple[int, str] | None:
+        """The first step without SDCC's KL, and why."""
+        return next(((line["step"], str(line["sdcc_off"])) for line in self.steps if line.get("sdcc_off")), None)
 
     def over_iterations(self, *keys: str) -> list[Point]:
         """A number of every iteration, by its name and the names inside it; None where there is none."""
@@ -71,7 +101,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
 
 
 def number(line: Line, *keys: str) -> float | None:
-    """The number under some keys; None if a key is not there or what is there is no finite number."""
+    """Return the number under nested keys; None if a key is missing or its value is no finite number."""
     value: Any = line
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -80,7 +110,7 @@ def number(line: Line, *keys: str) -> float | None:
 
 
 def ends(points: Sequence[Point]) -> tuple[float, float] | None:
-    """How a noisy line begins and ends: the means of its first and its last tenth. None for fewer than two points.
+    """The means of the first and the last tenth of a noisy line. None for fewer than two points.
 
     >>> ends([(0, 0.0), (1, None), (2, 1.0)])
     (0.0, 1.0)
@@ -93,11 +123,12 @@ def ends(points: Sequence[Point]) -> tuple[float, float] | None:
 
 
 def mean(points: Sequence[Point]) -> float | None:
-    return _over(points, lambda values: math.fsum(values) / len(values))
+    values = [value for _, value in points if value is not None]
+    return math.fsum(values) / len(values) if values else None
 
 
 def largest(points: Sequence[Point]) -> float | None:
-    return _over(points, max)
+    return max((value for _, value in points if value is not None), default=None)
 
 
 def running_mean(points: Sequence[Point], reach: int) -> list[Point]:
@@ -109,11 +140,6 @@ def running_mean(points: Sequence[Point], reach: int) -> list[Point]:
     return [(at, mean(points[max(0, i - reach) : i + reach + 1])) for i, (at, _) in enumerate(points)]
 
 
-def _over(points: Sequence[Point], reduce: Callable[[list[float]], float]) -> float | None:
-    values = [value for _, value in points if value is not None]
-    return reduce(values) if values else None
-
-
 def _read_run(folder: RunFolder, name: str) -> Run:
     settings = folder.read_settings()
     lines = list(folder.read_metrics())
@@ -121,7 +147,7 @@ def _read_run(folder: RunFolder, name: str) -> Run:
     if not iterations and not folder.iterations():
         raise MemoryWalkerError(
             f"{folder.path}: nothing to report yet: no iteration in {folder.metrics.name} and no "
-            f"rollout-*.records; wait for the first iteration, or go on with memorywalker train --resume"
+            f"rollout-*.records; wait for the first iteration, or continue it with memorywalker train --resume"
         )
     steps = tuple(line for line in lines if line.get("kind") == "step")
     return Run(folder, name, settings, iterations, steps, _read_comparison(folder))

@@ -1,4 +1,4 @@
-"""The staircase of live contexts: what each layer of a rollout held, and what became of it.
+"""The staircase of live contexts: what each layer of a rollout held, and what the next edit changed.
 
 One row per layer, one column per tape position, as in the paper's figure of the trajectory tree. The terminal and
 the page draw the same model.
@@ -32,6 +32,11 @@ class Role(IntEnum):
     def meaning(self) -> str:
         return _MEANINGS[self]
 
+    @property
+    def css(self) -> str:
+        """``generated evicted`` has the looks of both of its classes, and its own."""
+        return self.name.lower().replace("_", " ")
+
 
 _MEANINGS = {
     Role.ABSENT: "not in the live context",
@@ -42,15 +47,13 @@ _MEANINGS = {
     Role.GENERATED_EVICTED: "generated, evicted next",
     Role.RESTORED: "restored",
 }
-
-
 SHOWN = (Role.PROMPT, Role.CONTEXT, Role.GENERATED, Role.EVICTED, Role.GENERATED_EVICTED, Role.RESTORED)
 """The roles of a live token, as a legend lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One edit, in words."""
+    """One edit, described by its string."""
 
     kind: str
     author: str | None
@@ -60,14 +63,14 @@ class Step:
     cause: str | None = None
     """Why, where it was recovered from what an agent sent."""
     conversation: str | None = None
-    """Which conversation goes on after it, where a rollout has several."""
+    """The conversation that continues after it, where a rollout has several."""
 
     def __str__(self) -> str:
         author = f" by {printable(self.author, 40)}" if self.author else ""
         parts = [f"evicts {self.evicted.size}"] if self.evicted.size else []
         parts += [f"restores {self.restored.size}"] if self.restored.size else []
         cause = f" ({printable(self.cause, 40)})" if self.cause else ""
-        where = f"; {printable(self.conversation, 40)} goes on" if self.conversation else ""
+        where = f"; {printable(self.conversation, 40)} continues" if self.conversation else ""
         what = ", ".join(parts) or "inserts only"
         return f"{self.kind}{cause}{author} after {self.junction} tokens: {what}{where}"
 
@@ -102,16 +105,20 @@ class Staircase:
                 evicted = trajectory.evicted(k)
                 row[evicted] = np.where(row[evicted] == Role.GENERATED, Role.GENERATED_EVICTED, Role.EVICTED)
                 edit = record.edits[k]
-                told = [edit.extra.get(key) for key in ("cause", "conversation")]
-                cause, conversation = (text if isinstance(text, str) else None for text in told)
+                values = [edit.extra.get(key) for key in ("cause", "conversation")]
+                texts = [value if isinstance(value, str) else None for value in values]
                 restored = trajectory.restored(k)
-                steps.append(
-                    Step(edit.kind, edit.author, trajectory.junctions[k], evicted, restored, cause, conversation)
-                )
+                steps.append(Step(edit.kind, edit.author, trajectory.junctions[k], evicted, restored, *texts))
         return cls(trajectory, roles, tuple(steps), _pieces(trajectory))
 
+    @property
+    def facts(self) -> dict[str, str | int | float]:
+        """The record's meta data, except lists and mappings."""
+        meta = self.trajectory.record.meta.to_json()
+        return {name: value for name, value in meta.items() if isinstance(value, str | int | float)}
+
     def describe(self, k: int) -> str:
-        """Layer k in a few words."""
+        """Describe layer k in a few words."""
         view = self.trajectory.views[k]
         order = ", reordered" if (np.diff(view) < 0).any() else ""
         return f"{view.size} live, {int(self.trajectory.sampled_in(k).sum())} sampled{order}"

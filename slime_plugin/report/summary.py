@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE
 from rich.console import RenderableType
 from rich.table import Table
@@ -16,20 +15,15 @@ from rich.text import Text
 from slime_plugin.config.method import EVERY_METHOD
 from slime_plugin.errors import printable
 from slime_plugin.methods import lay_out
-from slime_plugin.methods.credit import LEFT_OUT
+from slime_plugin.methods.credit import EXCLUDED
 from slime_plugin.record import Entry, Record
-from slime_plugin.report.numbers import shown
+from slime_plugin.report.formatting import format_number
 from slime_plugin.tree import Counts, Trajectory, count
-from slime_plugin.tree.counts import compression_of
+from slime_plugin.tree.counts import statistics_of
 
 COMPARED = {method.type: method for method in EVERY_METHOD}
 
-_SUMMED = {
-    "tokens": "tokens",
-    "teacher_tokens": "no grad",
-    "trained": "trained",
-    "off_context": "off context",
-}
+_SUMMED = {"tokens": "tokens", "teacher_tokens": "no grad", "trained": "trained", "off_context": "off context"}
 
 
 @dataclass
@@ -44,23 +38,13 @@ class _Tally:
     lost: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in COMPARED})
 
     def to_json(self) -> dict[str, Any]:
-        compression = compression_of(self.counts)
-        evictions = [size for counts in self.counts for size in counts.E]
-        branch, trie = (sum(getattr(c, key) for c in self.counts) for key in ("branch_tokens", "trie_tokens"))
         return {
             "records": len(self.counts),
             "statuses": dict(self.statuses),
-            "reward": _mean(self.rewards),
-            **{key: _mean([getattr(c, key) for c in self.counts]) for key in ("K", "D", "L", "C", "R")},
-            "E": _mean(evictions),
+            "reward": sum(self.rewards) / len(self.rewards) if self.rewards else None,
+            **statistics_of(self.counts),
             "edits": dict(self.edits),
             "longest_view": max((c.longest_view for c in self.counts), default=None),
-            "branch_tokens": branch,
-            "trie_tokens": trie,
-            "trie_ratio": trie / branch if branch else None,
-            "frequency": compression.frequency,
-            "depth": compression.depth,
-            "sampled": sum(c.sampled for c in self.counts),
             "methods": {
                 name: {key: self.sums[name][key] for key in _SUMMED} | {"lost": dict(self.lost[name])}
                 for name in COMPARED
@@ -86,10 +70,10 @@ def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
         tally.counts.append(counts)
         tally.statuses[record.meta.status] += 1
         tally.edits.update(edit.kind for edit in record.edits)
-        if record.meta.reward is not None and record.meta.status not in LEFT_OUT:
+        if record.meta.reward is not None and record.meta.status not in EXCLUDED:
             tally.rewards.append(float(record.meta.reward))
         for name, layout in layouts.items():
-            if record.meta.status in LEFT_OUT:
+            if record.meta.status in EXCLUDED:
                 if counts.sampled:
                     tally.lost[name][record.meta.status] += counts.sampled
                 continue
@@ -119,9 +103,9 @@ def summary_tables(summary: dict[str, Any]) -> list[RenderableType]:
     if not total["records"]:
         return ["no records"]
     sets = {**summary["harnesses"], "all": total} if len(summary["harnesses"]) > 1 else summary["harnesses"]
-    rollouts = _table("rollouts and their edits (means, where nothing else is said)", ["", *sets])
+    rollouts = _table("rollouts and their edits (means, unless stated otherwise)", ["", *sets])
     for heading, key in _ROWS.items():
-        rollouts.add_row(heading, *(shown(part[key]) for part in sets.values()))
+        rollouts.add_row(heading, *(format_number(part[key]) for part in sets.values()))
     methods = total["methods"]
     trained = _table("what each method computes and trains (tokens in all)", ["method", *_SUMMED.values()])
     for name, part in methods.items():
@@ -145,12 +129,10 @@ def listing(entries: Iterable[Entry]) -> Table:
             table.add_row(Text(entry.where), Text("damaged: see memorywalker record check", style="red"))
             continue
         record, meta = entry.record, entry.record.meta
-        told = [
-            "-" if x is None else printable(x, 40)
-            for x in (meta.id, meta.harness, meta.group, meta.reward, meta.status)
-        ]
+        values = (meta.id, meta.harness, meta.group, meta.reward, meta.status)
+        texts = ["-" if value is None else printable(value, 40) for value in values]
         sizes = (len(record.edits), len(record), record.view_positions(-1).size, int(record.generated.sum()))
-        table.add_row(Text(entry.where), *map(Text, told), *(f"{size:,}" for size in sizes))
+        table.add_row(Text(entry.where), *map(Text, texts), *(f"{size:,}" for size in sizes))
     return table
 
 
@@ -159,7 +141,3 @@ def _table(title: str | None, headings: list[str]) -> Table:
     for i, heading in enumerate(headings):
         table.add_column(Text(printable(heading, 40)), justify="right" if i else "left", no_wrap=True)
     return table
-
-
-def _mean(values: list[Any]) -> float | None:
-    return float(np.mean(values)) if values else None

@@ -1,4 +1,4 @@
-"""The staircase in a terminal: every token by name where they fit, blocks of tokens where they do not."""
+"""Draws the staircase in a terminal: every token by name where they fit, blocks of tokens where they do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Look(NamedTuple):
     """A role has a colour and, for terminals and files without colour, a sign of its own."""
 
     letter: str
-    """Stands before a token's name, and for a block of tokens where the terminal knows no more than ASCII."""
+    """Prefix of a token's name, and the sign of a block of tokens on a terminal that has only ASCII."""
     block: str
     name_style: str
     block_style: str
@@ -66,8 +66,8 @@ def draw_staircase(record: Record, console: Console) -> None:
     for line in _legend(console.width, by_name, ascii_only):
         console.print(line)
     console.print(_numbers(count(trajectory)))
-    for told in _told(record):
-        console.print(told)
+    for reported in _report_lines(record):
+        console.print(reported)
 
 
 def _name(piece: str) -> str:
@@ -114,7 +114,7 @@ def bucket_roles(roles: NDArray[np.uint8], scale: int) -> list[int]:
 
 
 def _letter(role: Role) -> str:
-    """The sign before a name: context, the plain case, goes without."""
+    """The sign before a name; plain context has none."""
     return " " if role is Role.CONTEXT else _LOOKS[role].letter
 
 
@@ -143,17 +143,17 @@ def _numbers(counts: Counts) -> str:
     )
 
 
-def _told(record: Record) -> Iterator[str]:
-    """What else a record says of its rollout: conversations, where there are several, and tokens that nobody trains."""
-    told = record.meta.extra.get("conversations")
-    conversations = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+def _report_lines(record: Record) -> Iterator[str]:
+    """Conversations, where there are several, and tokens that are not trained under any method."""
+    conversations = record.meta.report.conversations
     if len(conversations) > 1:
-        sizes = [f"{_some(one.get('turns'), 'turn')}, {_some(one.get('contexts'), 'context')}" for one in conversations]
-        names = [printable(one.get("name"), 40) for one in conversations]
-        yield "conversations: " + ", ".join(f"{name} ({size})" for name, size in zip(names, sizes, strict=True))
+        yield "conversations: " + ", ".join(
+            f"{printable(one.name, 40)} ({_plural(one.turns, 'turn')}, {_plural(one.contexts, 'context')})"
+            for one in conversations
+        )
     if record.untrained:
         yield "not trained: " + ", ".join(f"{number} {printable(cause)}" for cause, number in record.untrained.items())
 
 
-def _some(number: object, what: str) -> str:
+def _plural(number: object, what: str) -> str:
     return f"{printable(number, 20)} {what}{'s' * (number != 1)}"

@@ -1,15 +1,14 @@
-"""Rollouts as data for the tree view of a run's page: which are listed, which are embedded, and what of them.
+"""Rollouts as data for the tree view of a run's page.
 
-Every rollout of a run is listed. The trees of those that were compared come first, then those of the last iterations,
-until the budget is used up; the page says how many that are. A tree is the staircase of live contexts and, for each
-method, which tokens it trains, which of them in another context than their own, and how far the trainer's
-log-probability is from the rollout's. Positions are spans of the tape throughout.
+Every rollout of a run is listed. Trees are embedded up to a budget: of compared rollouts first, then of the last
+iterations. A tree is the staircase of live contexts and, for each method, which tokens it trains, which of them off
+context, and their logdiff. Positions are spans of the tape.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.config.method import Method
-from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.methods import lay_out
+from slime_plugin.config.frozen import parse_config
+from slime_plugin.config.method import CustomMethod, Method
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.methods import lay_out, method_of
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.arrays import BoolArray, IntArray
-from slime_plugin.report.folder import RunFolder
 from slime_plugin.report.run_data import Run
 from slime_plugin.report.staircase import Role, Staircase
 from slime_plugin.report.summary import COMPARED
+from slime_plugin.run.folder import RunFolder
 from slime_plugin.tree import Trajectory, count, off_context
 
 BUDGET = 20_000_000
@@ -56,9 +56,10 @@ class Rollouts:
 def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET) -> Rollouts:
     """All rollouts of the runs, in order of run and iteration; ``budget`` is shared evenly between the runs."""
     result = Rollouts()
-    size_per_token = 1.0  # of the last tree: what is unlikely to fit is not tried
+    bytes_per_token = 1.0  # of the last tree: skip what is unlikely to fit
     for index, run in enumerate(runs):
-        compared = _read_deltas(run.folder)
+        methods = _methods(run)
+        compared = _read_deltas(run.folder, methods)
         left = budget * (index + 1) // len(runs) - sum(map(len, result.trees))
         used: set[int] = set()
         rows = []
@@ -72,9 +73,9 @@ def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET) -> Rollouts:
                 record = entry.record
                 key = str(record.meta.id) if record.meta.id is not None else f"{iteration}:{place}"
                 tree = -1
-                if size_per_token * len(record) < left:
-                    text = _tree(record, index, iteration, key, compared)
-                    size_per_token = len(text) / len(record)
+                if bytes_per_token * len(record) < left:
+                    text = _tree(record, index, iteration, key, methods, compared)
+                    bytes_per_token = len(text) / len(record)
                     if len(text) <= left:
                         left, tree = left - len(text), len(result.trees)
                         result.trees.append(text)
@@ -88,12 +89,26 @@ def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET) -> Rollouts:
 
 def _order(run: Run) -> list[int]:
     """Compared iterations first, then the last ones: the rest of the budget goes to what the policy does now."""
-    there = run.folder.iterations()
-    compared = [i for i in (run.comparison or {}).get("iterations", []) if i in there]
-    return compared + [i for i in reversed(there) if i not in compared]
+    stored = run.folder.iterations()
+    compared = [i for i in (run.comparison or {}).get("iterations", []) if i in stored]
+    return compared + [i for i in reversed(stored) if i not in compared]
 
 
-def _tree(record: Record, run: int, iteration: int, key: str, compared: dict[str, Deltas]) -> str:
+def _methods(run: Run) -> dict[str, Method]:
+    """Ours, and the user's own that the run was trained with, if its code can be imported here."""
+    if ":" not in run.method:
+        return COMPARED
+    try:
+        own = parse_config(run.settings["method"], CustomMethod, f"{run.folder.settings}: method")
+        method_of(own)
+    except ConfigError:
+        return COMPARED
+    return COMPARED | {own.type: own}
+
+
+def _tree(
+    record: Record, run: int, iteration: int, key: str, methods: Mapping[str, Method], compared: dict[str, Deltas]
+) -> str:
     trajectory = Trajectory.of(record)
     staircase = Staircase.of(trajectory)
     counts = count(trajectory)
@@ -102,7 +117,7 @@ def _tree(record: Record, run: int, iteration: int, key: str, compared: dict[str
         "run": run,
         "iteration": iteration,
         "key": key,
-        "meta": {name: part for name, part in record.meta.to_json().items() if isinstance(part, str | int | float)},
+        "meta": staircase.facts,
         "counts": {name: getattr(counts, name) for name in ("K", "D", "L", "C", "R", "branch_tokens", "trie_tokens")},
         "tokens": record.tokens.tolist(),
         "generated": _spans(record.generated),
@@ -111,14 +126,14 @@ def _tree(record: Record, run: int, iteration: int, key: str, compared: dict[str
             {
                 "roles": _role_runs(staircase.roles[k]),
                 "view": [list(span) for span in record.views[k]],
-                "says": staircase.describe(k),
+                "description": staircase.describe(k),
                 "edit": str(staircase.steps[k]) if k < len(staircase.steps) else None,
             }
             for k in range(trajectory.layers)
         ],
         "methods": {
             name: _under(trajectory, method, compared.get(name, {}).get((iteration, key)))
-            for name, method in COMPARED.items()
+            for name, method in methods.items()
         },
     }
     if "pieces" in record.extra:
@@ -129,7 +144,7 @@ def _tree(record: Record, run: int, iteration: int, key: str, compared: dict[str
 def _under(
     trajectory: Trajectory, method: Method, scored: tuple[IntArray, NDArray[np.float64]] | None
 ) -> dict[str, Any]:
-    """What a method makes of a rollout; ``delta`` goes along its trained tokens in order of the tape."""
+    """How a method trains a rollout; ``delta`` has a number per trained token in tape order."""
     layout = lay_out(trajectory, method)
     trained = np.zeros(len(trajectory.record), dtype=np.bool_)
     off = np.zeros_like(trained)
@@ -155,13 +170,10 @@ def _under(
     return value
 
 
-def _read_deltas(folder: RunFolder) -> dict[str, Deltas]:
+def _read_deltas(folder: RunFolder, methods: Iterable[str]) -> dict[str, Deltas]:
     """Per method what ``comparison/METHOD.npz`` holds, record by record."""
-    found: dict[str, Deltas] = {}
-    for path in sorted(folder.comparison_arrays.glob("*.npz")):
-        if path.stem in COMPARED:
-            found[path.stem] = dict(_deltas(path))
-    return found
+    paths = {name: folder.comparison_arrays / f"{name}.npz" for name in methods}
+    return {name: dict(_deltas(path)) for name, path in paths.items() if path.exists()}
 
 
 def _deltas(path: Path) -> Iterator[tuple[tuple[int, str], tuple[IntArray, NDArray[np.float64]]]]:
@@ -181,7 +193,7 @@ def _deltas(path: Path) -> Iterator[tuple[tuple[int, str], tuple[IntArray, NDArr
 
 
 def _vocabulary(run: Run, used: set[int]) -> dict[str, str]:
-    """The text of some token ids; none if there is no tokenizer, or nothing here that reads it."""
+    """The text of some token ids; none if there is no tokenizer, or no package that reads it."""
     folders = [run.folder.weights(version) for version in reversed(run.folder.versions())]
     if run.settings.get("model"):
         folders.append(Path(run.settings["model"]))

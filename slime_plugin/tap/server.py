@@ -1,315 +1,349 @@
-"""HTTP: who may ask, how much, how long.
+"""The HTTP server: routes, tokens, answers and streams.
 
-A turn is sampled whole, and written down, before the first byte of it goes out: no client can act on what the log does
-not have. Streams are for clients that insist on them; they get signs of life until the answer is there.
+A turn is sampled whole, and logged, before its first byte is sent: no client can act on a turn that the log does not
+have. Until then a client that asks for a stream gets keep-alive events.
 
-No request takes the server down. What a client sends is data: it is parsed as JSON and names no file and no function.
+No request takes the server down. What a client sends is data: it is parsed as JSON, and never names a file or function.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import ipaddress
 import logging
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.tap.dialects import DIALECTS, Dialect
-from slime_plugin.tap.dialects.base import dump
-from slime_plugin.tap.dialects.conversation import Memory
-from slime_plugin.tap.limits import Held, Settings, parse_body, protocol, read_body
-from slime_plugin.tap.messages import Answer, Payload, TapError
-from slime_plugin.tap.serving import Ask, Registry, Served
+from slime_plugin.tap.limits import ByteBudget, LimitedProtocol, ServerSettings, discard_body, parse_body, read_body
+from slime_plugin.tap.payload import Answer, ClientRequest, Payload, TapError
+from slime_plugin.tap.wire import WIRE_FORMATS, WireFormat
+from slime_plugin.tap.wire.parts_builder import ParseCache
+from slime_plugin.tap.wire.wire_format import dump
 
 log = logging.getLogger(__name__)
 
-ANTHROPIC, CHAT = DIALECTS["/v1/messages"], DIALECTS["/v1/chat/completions"]
 COUNTS = {"/v1/messages/count_tokens": "/v1/messages", "/v1/responses/input_tokens": "/v1/responses"}
-"""Where prompts are only counted, and the path whose requests they are."""
-MODELS = "/v1/models"
-OPEN = ("/", "/health")
-"""Anyone may ask whether there is a server."""
+"""Paths that only count the tokens of a prompt, and the path whose requests they take."""
 
 
 class ListenError(MemoryWalkerError):
     """An address that cannot be listened on."""
 
 
-class App:
+class Session(Protocol):
+    """A rollout that is being served."""
+
+    @property
+    def parse_cache(self) -> ParseCache: ...
+
+    async def answer(self, request: ClientRequest) -> Answer:
+        """Raises :class:`~slime_plugin.tap.payload.TapError`. Cancelled if the client disconnects."""
+        ...
+
+    async def count(self, payload: Payload) -> int:
+        """Return the number of prompt tokens, exactly as for :meth:`answer`. Raises ``TapError``."""
+        ...
+
+
+class Sessions(Protocol):
+    """The open rollouts."""
+
+    @property
+    def model(self) -> str:
+        """Name of the policy for clients."""
+        ...
+
+    def session(self, token: str) -> Session | None:
+        """Look up a token, in the same time for a wrong token as for a right one."""
+        ...
+
+
+class TapApp:
     """The ASGI application."""
 
-    def __init__(self, registry: Registry, settings: Settings) -> None:
-        self.registry, self.settings = registry, settings
-        self.working: set[asyncio.Future[Answer]] = set()
-        """Turns that are being sampled."""
-        self.held = Held(settings.max_held_bytes)
-        self.closing = False
+    def __init__(self, sessions: Sessions, settings: ServerSettings) -> None:
+        self._sessions, self._settings = sessions, settings
+        self._budget = ByteBudget(settings.max_inflight_bytes)
+        self._turns: set[asyncio.Future[Answer]] = set()  # being sampled
+        self._closing = False
+        self._app = Starlette(
+            routes=[
+                *(Route(path, self._health) for path in ("/", "/health")),
+                *(Route(path, self._models) for path in ("/v1/models", "/v1/models/{name:path}")),
+                *(Route(path, self._answer, methods=["POST"]) for path in WIRE_FORMATS),
+                *(Route(path, self._count, methods=["POST"]) for path in COUNTS),
+            ],
+            exception_handlers={
+                ClientDisconnect: self._disconnected,
+                TapError: self._error,
+                HTTPException: self._routing_error,
+                Exception: self._fault,
+            },
+        )
+        self._app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await Exchange(self, scope, receive, send).run()
+        _prepare(scope)
+        await self._app(scope, receive, send)
 
-    async def full(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """In place of the application, if there are too many connections."""
-        await Exchange(self, scope, receive, send).fail(TapError("overloaded", "too many connections; come back later"))
+    async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """In place of the application, on connections beyond the limit."""
+        _prepare(scope)
+        response = await self._error(Request(scope), TapError("overloaded", "too many connections; come back later"))
+        await response(scope, receive, send)
 
     def close(self) -> None:
-        """Those who wait, and those who still ask, are told to come back later."""
-        self.closing = True
-        for work in self.working:
-            work.cancel()
+        """Cancel the turns that are being sampled; their clients get an error that asks to retry."""
+        self._closing = True
+        for turn in self._turns:
+            turn.cancel()
 
+    # Endpoints
 
-class Exchange:
-    """One request and its response."""
+    async def _health(self, request: Request) -> Response:
+        return await self._respond(request, dump({"status": "ok"}))
 
-    def __init__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        self._app, self._receive, self._send = app, receive, send
-        self._request = Request(scope, receive)
-        self._path: str = scope["path"]
-        self._dialect = _dialect(self._path, self._request)
-        self._id = f"req_{uuid.uuid4().hex}"
-        self._unread = self._request.headers.get("content-length", "0") != "0"
-        self._unread |= "transfer-encoding" in self._request.headers
-        self._streaming = False
-        self._last = True  # a connection stays for those who have shown a token
+    async def _models(self, request: Request) -> Response:
+        self._authenticate(request)
+        wire_format, model = _wire_format(request), self._sessions.model
+        name = request.path_params.get("name")
+        if name not in (None, model):
+            raise TapError("not_found", f"the only model here is {model!r}", code="model_not_found")
+        return await self._respond(request, wire_format.models([model]) if name is None else wire_format.model(model))
 
-    async def run(self) -> None:
-        """The one boundary: whatever happens becomes an answer."""
+    async def _count(self, request: Request) -> Response:
+        session = self._authenticate(request)
+        with self._budget.reserve() as take:
+            payload, _, _ = await self._read(request, session, take)
+            return await self._respond(request, _wire_format(request).count(await session.count(payload)))
+
+    async def _answer(self, request: Request) -> Response:
+        session, wire_format = self._authenticate(request), _wire_format(request)
+        async with contextlib.AsyncExitStack() as stack:
+            payload, echo, digest = await self._read(request, session, stack.enter_context(self._budget.reserve()))
+            turn = asyncio.ensure_future(session.answer(ClientRequest(payload, digest, dict(request.headers))))
+            self._turns.add(turn)
+            stack.push_async_callback(self._end, turn)
+            disconnected = asyncio.create_task(_until_disconnected(request))
+            heartbeat_s = self._settings.heartbeat_s if payload.stream else None
+            try:
+                await asyncio.wait({turn, disconnected}, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+                if disconnected.done() and not turn.done():
+                    raise ClientDisconnect
+            finally:
+                disconnected.cancel()
+            if not payload.stream:
+                return await self._respond(request, wire_format.whole(_result(turn), echo))
+            if turn.done():
+                _result(turn)  # an error still has a status of its own
+            events = self._events(request, turn, echo)
+            headers = {"cache-control": "no-cache", **wire_format.headers(request.state.id)}
+            return _EventStream(events, headers, stack.pop_all())
+
+    async def _events(
+        self, request: Request, turn: asyncio.Future[Answer], echo: Mapping[str, Any]
+    ) -> AsyncIterator[bytes]:
+        wire_format = _wire_format(request)
         try:
-            await self._route()
-        except ClientDisconnect:
-            pass
+            while not turn.done():
+                yield wire_format.keep_alive
+                await asyncio.wait({turn}, timeout=self._settings.heartbeat_s)
+            yield b"".join(wire_format.events(_result(turn), echo))
         except TapError as error:
-            await self.fail(error)
-        except Exception:  # a mistake of ours: it is logged, and the client gets an answer all the same
-            log.exception("request %s to %s failed", self._id, self._path)
-            await self.fail(TapError("internal", "this is a fault of the server, which has logged it"))
+            yield wire_format.error_event(error, request.state.id)
+        except Exception:  # as in :meth:`_fault`, but the status is sent already
+            log.exception("request %s to %s failed", request.state.id, request.url.path)
+            yield wire_format.error_event(_internal_error(), request.state.id)
 
-    async def fail(self, error: TapError, status: int | None = None) -> None:
-        if self._streaming:
-            await self._write(self._dialect.error_event(error, self._id), more=False)
-        else:
-            usual, body = self._dialect.error(error, self._id)
-            await self._respond(body, status or usual)
+    async def _end(self, turn: asyncio.Future[Answer]) -> None:
+        self._turns.discard(turn)
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
 
-    async def _route(self) -> None:
-        allowed = _method(self._path)
-        method = self._request.method
-        if allowed is None:
-            raise TapError("not_found", "there is nothing at this path")
-        if method != allowed and (method, allowed) != ("HEAD", "GET"):
-            await self.fail(TapError("invalid", f"this path takes {allowed} only"), 405)
-        elif self._path in OPEN:
-            await self._respond(dump({"status": "ok"}))
-        else:
-            served = self._authenticate()
-            self._last = False
-            if allowed == "GET":
-                await self._respond(self._models())
-            else:
-                await self._ask(served)
+    # Requests
 
-    def _authenticate(self) -> Served:
-        scheme, _, bearer = self._request.headers.get("authorization", "").partition(" ")
-        tokens = (bearer.strip() if scheme.lower() == "bearer" else "", self._request.headers.get("x-api-key", ""))
+    def _authenticate(self, request: Request) -> Session:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        tokens = (bearer.strip() if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", ""))
         for token in tokens:
-            if token and (served := self._app.registry.session(token)) is not None:
-                return served
-        raise TapError("authentication", "a token of an open rollout is needed, as a Bearer token or x-api-key")
+            if token and (session := self._sessions.session(token)) is not None:
+                request.state.authenticated = True
+                return session
+        raise TapError("authentication", "the token of an open rollout is required, as a Bearer token or x-api-key")
 
-    def _models(self) -> bytes:
-        name = self._app.registry.model
-        if self._path == MODELS:
-            return self._dialect.models([name])
-        if self._path != f"{MODELS}/{name}":
-            raise TapError("not_found", f"there is one model here, and it is called {name!r}", code="model_not_found")
-        return self._dialect.model(name)
+    async def _read(
+        self, request: Request, session: Session, take: Callable[[int], None]
+    ) -> tuple[Payload, Mapping[str, Any], str]:
+        """Return the payload, the fields that the answer echoes, and the digest. The body itself may be large, and is
+        not kept while the policy samples."""
+        if self._closing:
+            raise TapError("overloaded", "the tap is shutting down")
+        body = await read_body(request, self._settings, take)
+        digest = hashlib.blake2b(request.scope["path"].encode() + b"\0" + body, digest_size=20).hexdigest()
+        if len(body) > self._settings.max_inline_bytes:
+            return *await asyncio.to_thread(self._parse, request, body, None), digest
+        return *self._parse(request, body, session.parse_cache), digest
 
-    async def _ask(self, served: Served) -> None:
-        if self._app.closing:
-            raise TapError("overloaded", "the tap is being closed")
-        with self._app.held.room() as take:
-            await self._answer(served, *await self._asked(served, take))
+    def _parse(self, request: Request, body: bytearray, cache: ParseCache | None) -> tuple[Payload, Mapping[str, Any]]:
+        value, wire_format = parse_body(body, self._settings), _wire_format(request)
+        return replace(wire_format.read(value, cache), size=len(body)), wire_format.echo(value)
 
-    async def _asked(self, served: Served, take: Callable[[int], None]) -> tuple[Payload, Mapping[str, Any], str]:
-        """What a body says, what of it is shown again, and its digest. The body itself is not kept: it may be large,
-        and the policy takes its time."""
-        raw = await read_body(self._request, self._app.settings, take)
-        self._unread = False
-        digest = hashlib.blake2b(self._path.encode() + b"\0" + raw, digest_size=20).hexdigest()
-        if len(raw) > self._app.settings.remembered_bytes:  # whoever asks for less does not wait for it
-            return *await asyncio.to_thread(self._read, raw, None), digest
-        return *self._read(raw, served.memory), digest
+    # Responses
 
-    async def _answer(self, served: Served, payload: Payload, echo: Mapping[str, Any], digest: str) -> None:
-        if self._path in COUNTS:
-            await self._respond(self._dialect.count(await served.count(payload)))
-            return
-        answer = await self._wait(served, Ask(payload, digest, dict(self._request.headers)))
-        if answer is None:
-            return
-        if payload.stream:
-            await self._begin_stream()
-            await self._write(b"".join(self._dialect.events(answer, echo)), more=False)
-        else:
-            await self._respond(self._dialect.whole(answer, echo))
-
-    def _read(self, raw: bytearray, memory: Memory | None) -> tuple[Payload, Mapping[str, Any]]:
-        body = parse_body(raw, self._app.settings)
-        return replace(self._dialect.read(body, memory), size=len(raw)), self._dialect.echo(body)
-
-    async def _wait(self, served: Served, ask: Ask) -> Answer | None:
-        """None if the client hangs up, which cancels the turn."""
-        work = asyncio.ensure_future(served.answer(ask))
-        gone = asyncio.ensure_future(self._hung_up())
-        self._app.working.add(work)
-        pause = self._app.settings.keep_alive_seconds if ask.payload.stream else None
-        try:
-            while True:
-                await asyncio.wait({work, gone}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                if work.cancelled():
-                    raise TapError("overloaded", "the rollout is being closed")
-                if work.done():
-                    return work.result()
-                if gone.done():
-                    return None
-                await self._begin_stream()
-                await self._write(self._dialect.keep_alive)
-        finally:
-            self._app.working.discard(work)
-            work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-
-    async def _hung_up(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-
-    async def _begin_stream(self) -> None:
-        if not self._streaming:
-            await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
-            self._streaming = True
-
-    async def _respond(self, body: bytes, status: int = 200) -> None:
-        headers = {"content-type": "application/json", "content-length": str(len(body))}
-        if self._unread or self._last:
+    async def _respond(self, request: Request, body: bytes, status: int = 200) -> Response:
+        """Keep a connection open only if it is authenticated and its request was read to the end."""
+        headers = _wire_format(request).headers(request.state.id)
+        if not (request.state.authenticated and request.state.body_read):
             headers["connection"] = "close"
-        await self._start(status, headers)
-        await self._write(body, more=self._unread)
-        if self._unread:
-            await self._linger()
-            await self._write(b"", more=False)
+        unread = None if request.state.body_read else self._settings
+        return _Response(body, status, headers, discard=unread)
 
-    async def _linger(self) -> None:
-        """A connection that is closed with bytes unread is reset, and its client may never see the answer."""
-        most = self._app.settings.max_bytes
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._app.settings.linger_seconds):
-                while most > 0:
-                    message = await self._receive()
-                    most -= len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return
+    async def _error(self, request: Request, error: Exception, status: int | None = None) -> Response:
+        assert isinstance(error, TapError)
+        usual, body = _wire_format(request).error(error, request.state.id)
+        return await self._respond(request, body, status or usual)
 
-    async def _start(self, status: int, headers: dict[str, str]) -> None:
-        pairs = [(name.encode(), value.encode()) for name, value in (headers | self._dialect.headers(self._id)).items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+    async def _routing_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code != 405:
+            return await self._error(request, TapError("not_found", "there is no such path"))
+        allowed = (error.headers or {})["Allow"]
+        return await self._error(request, TapError("invalid", f"this path accepts {allowed} only"), 405)
 
-    async def _write(self, body: bytes, more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+    async def _fault(self, request: Request, error: Exception) -> Response:
+        """Log a bug and answer with an internal error."""
+        log.error("request %s to %s failed", request.state.id, request.url.path, exc_info=error)
+        return await self._error(request, _internal_error())
 
-
-def _method(path: str) -> str | None:
-    """What the path takes; None if there is nothing."""
-    if path in DIALECTS or path in COUNTS:
-        return "POST"
-    return "GET" if path in OPEN or path == MODELS or path.startswith(f"{MODELS}/") else None
+    async def _disconnected(self, request: Request, error: Exception) -> Response:
+        return Response()  # never sent
 
 
-def _dialect(path: str, request: Request) -> Dialect:
-    """Paths that are nobody's own answer in the dialect whose client asks."""
+class _Response(Response):
+    """JSON. With ``discard`` the rest of the request's body is read and dropped after the answer: a connection that is
+    closed with bytes unread is reset, and its client might never see the answer."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, status: int, headers: Mapping[str, str], *, discard: ServerSettings | None) -> None:
+        super().__init__(body, status, headers)
+        self._discard = discard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": self._discard is not None})
+        if self._discard is not None:
+            await discard_body(receive, self._discard)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. ``stack`` is closed however the stream ends."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterator[bytes], headers: Mapping[str, str], stack: contextlib.AsyncExitStack
+    ) -> None:
+        super().__init__(events, headers=headers)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+def _prepare(scope: Scope) -> None:
+    headers = Headers(scope=scope)
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    scope["state"] = {"id": f"req_{uuid.uuid4().hex}", "authenticated": False, "body_read": not has_body}
+
+
+def _result(turn: asyncio.Future[Answer]) -> Answer:
+    if turn.cancelled():
+        raise TapError("overloaded", "the rollout is being closed")
+    return turn.result()
+
+
+def _internal_error() -> TapError:
+    return TapError("internal", "internal error; see the log of the server")
+
+
+async def _until_disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wire_format(request: Request) -> WireFormat:
+    """The format of the path; for other paths, the one whose clients send such requests."""
+    path: str = request.scope["path"]
     path = COUNTS.get(path, path)
-    if path in DIALECTS:
-        return DIALECTS[path]
+    if path in WIRE_FORMATS:
+        return WIRE_FORMATS[path]
     anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers
-    return ANTHROPIC if anthropic else CHAT
+    return WIRE_FORMATS["/v1/messages" if anthropic else "/v1/chat/completions"]
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the program that it is part of."""
+class TapServer:
+    """An HTTP server in the running event loop, as an async context manager."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-
-class Listening:
-    """A server in the running loop, for as long as the ``async with`` lasts.
-
-    Leaving it cancels the turns that are being sampled; their clients are told to come back later.
-    """
-
-    def __init__(self, registry: Registry, settings: Settings | None = None) -> None:
-        self.settings = settings = settings or Settings()
-        if not settings.public and not _loopback(settings.host):
+    def __init__(self, sessions: Sessions, settings: ServerSettings | None = None) -> None:
+        self.settings = settings = settings or ServerSettings()
+        if not settings.public and not _is_loopback(settings.host):
             raise ListenError(
                 f"the tap would listen on {settings.host}, where other machines reach it; "
-                "listen on 127.0.0.1, or say --public if the network is yours"
+                "listen on 127.0.0.1, or pass --public if the network is trusted"
             )
-        self._app = App(registry, settings)
-        self._config = uvicorn.Config(
+        self._app = TapApp(sessions, settings)
+        config = uvicorn.Config(
             self._app,
-            http=protocol(settings, self._app.full),
+            http=functools.partial(LimitedProtocol, settings, self._app.refuse),  # type: ignore[arg-type]  # only called
             ws="none",
             lifespan="off",
-            backlog=128,  # as many are accepted at once, before anyone looks at how many there are
+            backlog=128,  # accepted at once, before connections are counted
             interface="asgi3",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            h11_max_incomplete_event_size=settings.max_head_bytes,
-            timeout_keep_alive=settings.idle_seconds,
+            timeout_keep_alive=settings.keep_alive_timeout_s,
             timeout_graceful_shutdown=2,
         )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
         self.port = settings.port
-        """The real one, once it listens."""
+        """The bound port, once the server listens."""
 
     @property
     def url(self) -> str:
-        """Without a path: clients add theirs."""
+        """Base URL; clients add the path."""
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"http://{host}:{self.port}"
 
-    async def __aenter__(self) -> Listening:
-        listener = _listen(self.settings.host, self.settings.port)
-        self.port = listener.getsockname()[1]
-        self._server = _Server(self._config)
-        self._serving = asyncio.create_task(self._server.serve([listener]))
-        ready = asyncio.create_task(self._server.ready.wait())
-        await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if self._serving.done():
-            ready.cancel()
-            await self._serving
+    async def __aenter__(self) -> TapServer:
+        # uvicorn's serve() without its signal handlers: signals belong to the embedding program.
+        self._listener = _listen(self.settings)
+        self.port = self._listener.getsockname()[1]
+        await self._server.startup([self._listener])
+        self._main_loop = asyncio.create_task(self._server.main_loop())
         return self
 
     async def __aexit__(
@@ -317,18 +351,21 @@ class Listening:
     ) -> None:
         self._app.close()
         self._server.should_exit = True
-        await self._serving
+        await self._main_loop
+        await self._server.shutdown([self._listener])
         for connection in list(self._server.server_state.connections):
             transport: Any = connection.transport
             transport.abort()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """TCP is named: asyncio turns off Nagle's algorithm only where it is, and 40 ms per answer are lost with it on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+def _listen(settings: ServerSettings) -> socket.socket:
+    """IPPROTO_TCP is explicit: asyncio sets TCP_NODELAY only then, and without it every answer takes 40 ms longer."""
+    host, port = settings.host, settings.port
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it: the kernel resets one whose client leaves an answer unread for this long.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_timeout_s * 1000))
         listener.bind((host, port))
     except OSError as error:
         listener.close()
@@ -337,7 +374,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

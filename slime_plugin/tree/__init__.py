@@ -1,7 +1,4 @@
-"""What a record implies: layers, branches, the prefix tree, diverging leaves, and the numbers that describe them.
-
-Everything here is derived from the record alone and computed in numpy, with loops over layers but never over tokens.
-"""
+"""Derived from a record: layers, branches, prefix tree, diverging leaves, counts. Loops over layers, never tokens."""
 
 from slime_plugin.tree.branches import Branch, branch_of, branches_of
 from slime_plugin.tree.counts import Counts, count

@@ -1,7 +1,7 @@
 """Branch k: view k, cut after the last token that was sampled in layer k.
 
-What stands after that token has no loss and conditions nothing, so cutting it changes no value and no gradient. A
-layer in which nothing was sampled has an empty branch.
+Tokens after it have no loss and condition nothing, so the cut changes no value and no gradient. A layer in which
+nothing was sampled has an empty branch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slime_plugin.tree.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One root-to-leaf path, and which of its tokens carry loss on it."""
+    """A root-to-leaf path, and which of its tokens have a loss."""
 
     layer: int
     tape: IntArray
@@ -29,13 +29,13 @@ class Branch:
 
 
 def branch_of(layer: int, tape: IntArray, trained: BoolArray) -> Branch:
-    """The path cut after its last trained token; empty if there is none."""
+    """Cut a path after its last trained token."""
     last = np.flatnonzero(trained)[-1:]
     stop = int(last[0]) + 1 if last.size else 0
     return Branch(layer, tape[:stop], trained[:stop])
 
 
 def branches_of(trajectory: Trajectory) -> list[Branch]:
-    """The branches that train something, in the order of their layers."""
+    """The non-empty branches, in the order of their layers."""
     every = (branch_of(k, trajectory.views[k], trajectory.sampled_in(k)) for k in range(trajectory.layers))
     return [branch for branch in every if len(branch)]

@@ -1,7 +1,8 @@
-"""The numbers that describe a trajectory tree, in the paper's notation."""
+"""Counts of a rollout, in the paper's notation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ class Counts:
     D: int
     """Diverging leaves."""
     E: tuple[int, ...]
-    """|E_k|: positions that edit k took out of the live context."""
+    """|E_k|: positions that edit k evicted."""
     L: int
     """Tape tokens, |H_full|."""
     C: int
@@ -29,11 +30,11 @@ class Counts:
     R: int
     """Sampled tokens on the tape."""
     sampled: int
-    """All sampled tokens: R, and those that the record counts as untrained."""
+    """R and the untrained tokens."""
     longest_view: int
     """Tokens of the longest live context."""
     branch_tokens: int
-    """Sum over the branches: what LogitTree computes."""
+    """Sum over the branches: tokens that LogitTree computes."""
     trie_tokens: int
     """Nodes of the prefix tree: distinct (prefix, token) pairs above a trained token, and twins."""
     evicted: int
@@ -51,16 +52,6 @@ class Counts:
 
     def to_json(self) -> dict[str, object]:
         return asdict(self) | {"compression": self.compression, "trie_ratio": self.trie_ratio}
-
-
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """How often and how deeply a set of rollouts was compressed."""
-
-    frequency: float | None
-    """Share of rollouts with an eviction; None if there are no rollouts."""
-    depth: float | None
-    """Mean share evicted over those rollouts; None, not 0, if there is none."""
 
 
 def count(trajectory: Trajectory) -> Counts:
@@ -85,9 +76,27 @@ def count(trajectory: Trajectory) -> Counts:
     )
 
 
-def compression_of(counts: list[Counts]) -> Compression:
+def statistics_of(counts: Sequence[Counts]) -> dict[str, float | None]:
+    """Means and sums over rollouts; what is undefined is None, never 0.
+
+    ``frequency`` is the share of rollouts with an eviction, ``depth`` the mean share of the tape that these lost.
+    """
     shares = [c.compression for c in counts if c.evicted]
-    return Compression(
-        frequency=len(shares) / len(counts) if counts else None,
-        depth=float(np.mean(shares)) if shares else None,
+    tape, evicted, branches, trie = (
+        sum(getattr(c, key) for c in counts) for key in ("L", "evicted", "branch_tokens", "trie_tokens")
     )
+    return {
+        **{key: _mean([getattr(c, key) for c in counts]) for key in ("K", "D", "L", "C", "R")},
+        "E": _mean([size for c in counts for size in c.E]),
+        "frequency": len(shares) / len(counts) if counts else None,
+        "depth": _mean(shares),
+        "eviction_density": evicted / tape if tape else None,
+        "branch_tokens": branches,
+        "trie_tokens": trie,
+        "trie_ratio": trie / branches if branches else None,
+        "sampled": sum(c.sampled for c in counts),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,8 +1,7 @@
-"""Off-context tokens: sampled tokens that a flat sequence puts behind a prefix they were not sampled under.
+"""Off-context tokens: sampled tokens that have another prefix in a flat sequence than when they were sampled.
 
-On the last view these are the paper's diverging leaves: exactly the places where replaying the compressed walk scores a
-token in a context it never had, and so exactly the places where SDCC puts its KL. Prefixes are compared as token
-sequences: a span that was replaced by equal tokens changes nothing, because no model could tell.
+On the last view these are the paper's diverging leaves, where SDCC has its KL. Prefixes are compared as token
+sequences, so a span that was replaced by equal tokens makes no difference.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from slime_plugin.tree.trajectory import Trajectory
 def off_context(trajectory: Trajectory, sequence: IntArray) -> IntArray:
     """The sampled tokens of a sequence of tape positions whose prefix in it is not their live prefix.
 
-    The first token of the sequence is never among them: nothing predicts it there, so it cannot be trained at all.
+    Never the first token of the sequence: nothing predicts it there, so it cannot be trained.
 
     In the paper's running example ``y9`` was sampled after ``s y1 y2 y3 y4 y6 y7 y8``. The last view has lost y8 and
     the tape still has y5, so y9 is off context in both.

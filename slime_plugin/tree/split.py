@@ -1,7 +1,7 @@
-"""Split a tree that is larger than a token budget into trees that fit, duplicating as little trunk as possible.
+"""Split a tree that exceeds a token budget into trees that fit, duplicating as few nodes as possible.
 
-In lexicographic order a run of neighbouring branches spans a subtree whose size is the sum of the branches less
-what each shares with the one before. Choosing where to cut that order is a shortest path over K+1 places: O(K^2).
+In lexicographic order consecutive branches span a subtree, whose size is the sum of the branches less what each shares
+with the one before. Choosing the cuts of that order is a shortest path over K+1 nodes: O(K^2).
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from slime_plugin.tree.trie import build_trie, sort_branches
 def split_branches(
     tokens: IntArray, branches: Sequence[Branch], budget: int, label: str = "record"
 ) -> list[list[Branch]]:
-    """Groups of branches, each with a prefix tree of at most ``budget`` nodes.
+    """Group branches so that the prefix tree of each group has at most ``budget`` nodes.
 
     Among all ways to cut the depth-first order of the branches into such groups, this is one with the fewest nodes in
-    total. (Twins are counted as if each were needed in every group; where there are some it may not be the very best.)
-    Every branch is in exactly one group, so every sampled token keeps exactly one loss. The extreme is one group per
-    branch, which is LogitTree; a branch that is larger than the budget on its own cannot be split without losing its
-    context.
+    total (or close to it if there are twins, which are counted for every group). Every branch is in exactly one group,
+    so every sampled token keeps exactly one loss. One group per branch is LogitTree; a branch that exceeds the budget
+    cannot be split without losing its context.
     """
     longest = max(branches, key=len, default=None)
     if longest is None:

@@ -1,4 +1,4 @@
-"""A record unrolled into its layers: the arrays every method and every count starts from.
+"""A record unrolled into its layers: the arrays that methods and counts start from.
 
 Legend: L tape tokens, K edits, n_k tokens of view k.
 """
@@ -25,11 +25,11 @@ class Trajectory:
     views: tuple[IntArray, ...]
     """K+1 arrays [n_k]: tape positions in context order."""
     born: IntArray
-    """[L] the layer in which the position first appears; for a sampled token, the layer it was sampled in."""
+    """[L] first layer that holds the position; for a sampled token, the layer it was sampled in."""
     depth: IntArray
-    """[L] how many tokens precede it in the view of that layer: the length of its live prefix if it was sampled."""
+    """[L] number of tokens before it in the view of that layer; for a sampled token, the length of its live prefix."""
     junctions: tuple[int, ...]
-    """K numbers J_k: how many tape tokens existed when edit k fired."""
+    """K numbers J_k: tape tokens that existed when edit k fired."""
 
     @classmethod
     def of(cls, record: Record) -> Trajectory:
@@ -70,6 +70,6 @@ class Trajectory:
         return view[~self.in_view(k + 1)[view]]
 
     def restored(self, k: int) -> IntArray:
-        """The positions that came back with edit k: in view k+1, not in view k, but seen before."""
+        """The positions that edit k restored: in view k+1, not in view k, but seen before."""
         view = self.views[k + 1]
         return view[~self.in_view(k)[view] & (view < self.junctions[k])]

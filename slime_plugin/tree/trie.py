@@ -1,16 +1,15 @@
 """The prefix tree of a rollout's branches: every distinct (prefix, token) pair once, in depth-first order.
 
-Branches share a node when their tokens are equal from the root on, whatever tape positions they come from; that
-holds for an editor's spans and for a black-box payload alike. Two properties make the tree exact and small:
+Branches share a node if their tokens are equal from the root on, whatever tape positions they come from. Two properties
+make the tree exact and small:
 
-* **One loss per node.** A node is trained by at most one sampled token. If another sampled token has the same
-  prefix and the same id (the policy said the same thing again), it becomes a twin: a node beside the first, with
-  its own loss. Only the twin itself is repeated; what follows it hangs under the first node, whose hidden state is
-  the same.
-* **No idle node.** Branches end at a trained token, so every leaf is trained and nothing is left to prune.
+* **One loss per node.** A node is trained by at most one sampled token. Another sampled token with the same prefix and
+  id becomes a twin: a node beside the first, with its own loss. What follows the twin is attached to the first node,
+  whose hidden state is the same.
+* **No idle node.** Branches end at a trained token, so every leaf is trained.
 
-Depth-first order makes each subtree contiguous, so "k is an ancestor of q" is ``k <= q < end[k]``. Every chain is
-kept in one piece: forks below it follow after its end, the deepest first.
+Depth-first order makes each subtree contiguous, so "k is an ancestor of q" is ``k <= q < end[k]``. A chain is
+contiguous: forks below it follow after its end, the deepest first.
 
 Example, the paper's running example (tokens written as tape positions; the branches have 8, 10, 11 and 11 tokens)::
 
@@ -38,17 +37,17 @@ class Trie:
     """N nodes in depth-first order."""
 
     tape: IntArray
-    """[N] the tape position a node stands for: the trained one if it is trained, else the first that led here."""
+    """[N] tape position of the node: of its trained token, or else of the first branch that has it."""
     parent: IntArray
-    """[N] index of the parent, always smaller than the node's own; -1 for a root."""
+    """[N] index of the parent, smaller than the node's own; -1 for a root."""
     depth: IntArray
     """[N] number of ancestors: the position id."""
     end: IntArray
     """[N] one past the last node of the subtree."""
     trained: BoolArray
-    """[N] the node carries the loss of exactly one sampled token."""
+    """[N] whether the node has the loss of a sampled token."""
     twins: tuple[int, ...]
-    """For each branch, how many of its trained tokens had to become twins."""
+    """Number of twins of each branch."""
 
     def __len__(self) -> int:
         return len(self.tape)
@@ -68,11 +67,11 @@ class _Chain:
 
 
 _Path = list[tuple[int, int, int]]
-"""A branch as (chain, first depth, depth after the last) from the root down."""
+"""A branch as (chain, first depth, depth after the last) from the root."""
 
 
 def build_trie(tokens: IntArray, branches: Sequence[Branch]) -> Trie:
-    """The prefix tree of branches, none of them empty. ``tokens`` is the tape."""
+    """Build the prefix tree of non-empty branches. ``tokens`` is the tape."""
     chains: list[_Chain] = []
     paths: list[_Path] = []
     twins = []
@@ -90,10 +89,9 @@ def build_trie(tokens: IntArray, branches: Sequence[Branch]) -> Trie:
 
 
 def _fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int, int]]:
-    """For each branch the earlier one it has the longest beginning in common with, and how long that is; (-1, 0)
-    for none.
+    """For each branch, the earlier one with the longest common prefix, and its length; (-1, 0) without one.
 
-    The longest common prefix of any two rows is the least of those between neighbours in sorted order.
+    The common prefix of any two rows is the minimum over the neighbours between them in sorted order.
     """
     order, adjacent = sort_branches(tokens, branches)
     place = np.argsort(order)
@@ -110,10 +108,7 @@ def _fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int
 
 
 def sort_branches(tokens: IntArray, branches: Sequence[Branch]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Branches in lexicographic order of their tokens, and the common prefix length of each with the next.
-
-    That order visits the leaves of the prefix tree depth first.
-    """
+    """Lexicographic order of the branches, depth-first in the tree, and common prefix lengths of neighbours."""
     rows = [tokens[branch.tape] for branch in branches]
     order = sorted(range(len(rows)), key=lambda b: rows[b].astype(">u4").tobytes())
     adjacent = [_common_prefix(rows[a], rows[b]) for a, b in pairwise(order)]
@@ -132,7 +127,7 @@ def _upto(path: _Path, stop: int) -> _Path:
 
 
 def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int) -> int:
-    """Place the losses of a branch on nodes that earlier branches made; the number that had to become twins."""
+    """Place losses of a branch on nodes of earlier branches. Returns the number of twins."""
     depths = np.flatnonzero(branch.trained[:shared])
     if not depths.size:
         return 0
@@ -180,7 +175,7 @@ def _lay_out(chains: list[_Chain], twins: tuple[int, ...]) -> Trie:
 
 
 def _depth_first(chains: list[_Chain]) -> list[int]:
-    """Chains in the order of their nodes, with offsets and children filled in."""
+    """Order the chains by their nodes, and set their offsets and children."""
     roots: list[int] = []
     for index, chain in enumerate(chains):
         (chains[chain.below].children if chain.below >= 0 else roots).append(index)

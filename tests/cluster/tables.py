@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, as ``memorywalker plan`` works them out.
+"""Memory and time of every shipped cell, as ``memorywalker plan`` estimates them; ``tables.txt`` holds what they were.
 
 python -m tests.cluster.tables       # print them
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime_plugin.cluster.memory import GB
-from slime_plugin.cluster.phases import GPUS
-from slime_plugin.cluster.plan import Plan, plan_job
-from slime_plugin.cluster.problems import job_problems
+from slime_plugin.cluster.job_problems import job_problems
 from slime_plugin.config.overrides import load_cell
+from slime_plugin.planner.job import GPUS
+from slime_plugin.planner.memory import GB
+from slime_plugin.planner.plan import Plan, plan_job
 from tests.conftest import ROOT
 
 CONFIGS = ROOT / "configs"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slime_plugin.architecture import PUBLISHED, Architecture
 from slime_plugin.cluster.arguments import plugin_yaml, slime_flags
 from slime_plugin.cluster.flags import check_command_line, known_flags
-from slime_plugin.cluster.problems import job_problems
-from slime_plugin.config.architecture import PUBLISHED, Architecture
+from slime_plugin.cluster.job_problems import job_problems
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError
-from slime_plugin.seam.args import KEY, cell_of
+from slime_plugin.slime.args import KEY, cell_of
 from tests.cli import run
 from tests.cluster.parsed import parsed
 from tests.conftest import ROOT
@@ -129,9 +129,9 @@ def test_a_misspelt_word_of_a_command_line_is_named() -> None:
     [
         (("trainer.tp=3",), "num_attention_heads is 32, which 3 tensor-parallel ranks do not divide"),
         (("trainer.pp=3",), r"tp 4 x pp 3 x cp 1 = 12 ranks do not divide the 8 GPUs that train; use 8"),
-        (("trainer.steps=7",), r"64 rollouts .* cannot be dealt out evenly to 7 steps; use 4 or 8"),
+        (("trainer.steps=7",), r"64 rollouts .* cannot be divided evenly into 7 steps; use 4 or 8"),
         (("trainer.steps=64",), r"1 rollouts per step .* for 2 replicas that need 2"),
-        (("cluster.nodes=3",), "8 rollouts per step cannot be dealt out evenly to 6 replicas"),
+        (("cluster.nodes=3",), "8 rollouts per step cannot be divided evenly among 6 replicas"),
         (("trainer.lr_warmup=1600",), "1600 of 1600 update steps; it has to end before the job does"),
         (("trainer.dp=3",), "trainer.dp: 3, but 8 GPUs of 4 ranks each are 2 replicas"),
         (("trainer.dtype=float32",), "slime trains in bfloat16"),
@@ -211,7 +211,7 @@ class TestCommand:
         cell = str(ROOT / "configs" / "cells" / "claude_code-sdcc.yaml")
         result = run("slime-args", cell, "harness.program=nowhere")
         assert result.exit_code == 0
-        assert "Not here: harness.program: nowhere is no program" in result.stderr
+        assert "Not here: harness.program: nowhere is not an executable" in result.stderr
         assert run("slime-args", cell, "--write", "--out", str(tmp_path / "x")).exit_code == 1
 
     def test_wrong_settings_are_told_all_at_once(self) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from slime_plugin.cluster import driver
 from slime_plugin.hooks import rollout, train
-from slime_plugin.seam.contract import MEGATRON, SLIME, Call, Fact, Names, Takes, contract_problems
-from slime_plugin.seam.names import ROLLOUT_HOOKS, TRAINING_HOOKS
+from slime_plugin.slime.contract import MEGATRON, SLIME, Call, Fact, Names, Takes, contract_problems
+from slime_plugin.slime.hook_names import ROLLOUT_HOOKS, TRAINING_HOOKS
 
 HOOKS: dict[str, Callable[..., Any]] = {
     "custom_generate_func": rollout.generate,

@@ -12,8 +12,8 @@ import pytest
 from slime_plugin.cluster.flags import check_command_line, known_flags
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError
-from slime_plugin.seam.names import ROLLOUT_HOOKS, TRAINING_HOOKS
-from slime_plugin.seam.refusals import ABSENT, WHY_A_HOOK, args_problems, check_args
+from slime_plugin.slime.hook_names import ROLLOUT_HOOKS, TRAINING_HOOKS
+from slime_plugin.slime.refusals import FORBIDDEN_FLAGS, REQUIRED_HOOKS, args_problems, check_args
 from tests.cluster.parsed import parsed
 from tests.conftest import ROOT
 
@@ -41,13 +41,13 @@ def test_what_slime_args_writes_is_right(settings: tuple[str, ...]) -> None:
 
 
 def test_every_flag_that_is_refused_exists() -> None:
-    assert {f"--{flag}" for flag in (*ABSENT, *WHY_A_HOOK)} <= known_flags().keys()
-    assert WHY_A_HOOK.keys() <= {**ROLLOUT_HOOKS, **TRAINING_HOOKS}.keys()
+    assert {f"--{flag}" for flag in (*FORBIDDEN_FLAGS, *REQUIRED_HOOKS)} <= known_flags().keys()
+    assert REQUIRED_HOOKS.keys() <= {**ROLLOUT_HOOKS, **TRAINING_HOOKS}.keys()
 
 
-@pytest.mark.parametrize("flag", ABSENT)
+@pytest.mark.parametrize("flag", FORBIDDEN_FLAGS)
 def test_a_flag_with_another_value_is_refused(flag: str) -> None:
-    name, right, why = ABSENT[flag]
+    name, right, why = FORBIDDEN_FLAGS[flag]
     wrong = args()
     setattr(wrong, name, not right if isinstance(right, bool) else "other" if right is None else 0.3)
     (problem,) = args_problems(wrong)
@@ -55,9 +55,9 @@ def test_a_flag_with_another_value_is_refused(flag: str) -> None:
     assert why in problem
 
 
-@pytest.mark.parametrize("flag", ABSENT)
+@pytest.mark.parametrize("flag", FORBIDDEN_FLAGS)
 def test_it_is_refused_before_slime_has_parsed_it(flag: str) -> None:
-    _, right, why = ABSENT[flag]
+    _, right, why = FORBIDDEN_FLAGS[flag]
     values = [] if known_flags()[f"--{flag}"] == "0" else ["0.3"]
     with pytest.raises(ConfigError, match=re.escape(f"command line: --{flag}: it cannot be used here: {why}")):
         check_command_line([f"--{flag}", *values])
@@ -68,14 +68,14 @@ def test_it_is_refused_before_slime_has_parsed_it(flag: str) -> None:
         check_command_line([f"--{flag}", str(right)])
 
 
-@pytest.mark.parametrize("flag", WHY_A_HOOK)
+@pytest.mark.parametrize("flag", REQUIRED_HOOKS)
 def test_a_hook_that_is_not_ours_is_refused(flag: str) -> None:
     for value in (None, "somebody.else"):
         wrong = args()
         setattr(wrong, flag.replace("-", "_"), value)
         (problem,) = args_problems(wrong)
         assert problem.startswith(f"--{flag}: is {value or 'not set'}")
-        assert WHY_A_HOOK[flag] in problem
+        assert REQUIRED_HOOKS[flag] in problem
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_hook_that_is_not_ours_is_refused(flag: str) -> None:
         (("--loss-type", "policy_loss"), "--loss-type: is policy_loss.*set custom_loss"),
         (("--advantage-estimator", "gspo"), "--advantage-estimator: gspo"),
         (("--make-vocab-size-divisible-by", "128"), "152064 columns for 151936 tokens"),
-        (("--actor-num-nodes", "3"), "8 rollouts per step cannot be dealt out evenly to 6 replicas"),
+        (("--actor-num-nodes", "3"), "8 rollouts per step cannot be divided evenly among 6 replicas"),
         (("--num-rollout", "9"), "is 9, and the cell says trainer.iterations 200"),
         (("--n-samples-per-prompt", "8"), "--n-samples-per-prompt: is 8, and the cell says 16"),
         (("--entropy-coef", "0.5"), "--entropy-coef: is 0.5, and the cell says 0"),

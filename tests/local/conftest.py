@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.local.runs import Runs, record_rollouts
-from tests.megatron.conftest import deep, truth
+from tests.train.conftest import deep, truth
 
 __all__ = ["deep", "truth"]
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from slime_plugin.local.processes import Process, descendants
 from slime_plugin.record import Edit, Meta, Record, StoreWriter
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.processes import descendants, is_alive
+from slime_plugin.run.supervisor import send_signal
 from tests.cli import INTERRUPTIBLE
 from tests.conftest import ROOT
 
@@ -48,7 +50,7 @@ class Run:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self._started: dict[int, Process] = {}
+        self._started: dict[psutil.Process, str] = {}
         self._watching = True
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -88,15 +90,20 @@ class Run:
         self._watching = False
         self._thread.join()
         end = time.monotonic() + 15
-        while left := [process for process in self.left if process.name not in but_for]:
-            assert time.monotonic() < end, f"still there: {[(p.pid, p.name, _title(p.pid)) for p in left]}"
+        while left := [process for process in self.left if not self._started[process].startswith(but_for)]:
+            assert time.monotonic() < end, f"still there: {[(p.pid, self._started[p], _title(p.pid)) for p in left]}"
             time.sleep(0.05)
         return code
 
     @property
-    def left(self) -> list[Process]:
+    def left(self) -> list[psutil.Process]:
         """What it has started and what still runs."""
-        return [process for process in self._started.values() if process.alive]
+        return [process for process in self._started if is_alive(process)]
+
+    @property
+    def names(self) -> set[str]:
+        """Of what still runs."""
+        return {self._started[process] for process in self.left}
 
     def finish(self) -> None:
         assert self.end() == 0, self.stderr
@@ -108,13 +115,13 @@ class Run:
         self._process.wait()
         self._watching = False
         self._thread.join()
-        for process in self._started.values():
-            process.signal(signal.SIGKILL)
+        send_signal(self._started, signal.SIGKILL)
 
     def _watch(self) -> None:
         while self._watching:
             for process in descendants(self.pid):
-                self._started[process.pid] = process
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._started[process] = process.name()
             time.sleep(0.1)
 
 

@@ -17,7 +17,7 @@ SETTINGS = (
 )
 
 
-@pytest.mark.slow  # that its rollouts are conditioned as they were sampled is shown by tests/bridge/test_tap_command.py
+@pytest.mark.slow  # exact conditioning is shown by tests/rollout/test_tap_command.py
 def test_a_run_through_a_black_box(real_runs: Runs) -> None:
     """Killed in its first iteration, agents and all, and resumed."""
     killed = real_runs.start("run", *SETTINGS)

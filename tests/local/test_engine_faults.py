@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugin.bridge.run import DONE
 from slime_plugin.record import Record, read_records
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.rollout.runner import DONE
+from slime_plugin.run.folder import RunFolder
 from tests.local.runs import AGENTS, ROLLOUTS, Run, Runs, places
 from tests.local.test_faults import check_interrupted, error_line
 
@@ -49,11 +49,11 @@ def check_kept(folder: RunFolder, before: dict[str, bytes]) -> None:
 def test_an_engine_that_is_killed_costs_no_rollout(real_runs: Runs) -> None:
     first = real_runs.start("run", *SETTINGS)
     until_sampled(first, 1)
-    engine = first.actor("slime_plugin.bridge.server")
+    engine = first.actor("slime_plugin.rollout.server")
     os.kill(engine, signal.SIGKILL)
     assert first.end() == 1
     assert error_line(first.stderr) == (
-        f"the engine (process {engine}) is gone; see {first.folder.logs / 'engine.log'}, and go on with --resume"
+        f"the engine (process {engine}) has exited; see {first.folder.logs / 'engine.log'}, and continue with --resume"
     )
     before = sampled(first.folder)
     last = real_runs.start("run", *SETTINGS, resume=True)
@@ -84,7 +84,7 @@ def test_a_driver_that_is_killed_costs_no_rollout(real_runs: Runs) -> None:
 @pytest.mark.slow
 def test_an_interrupt_ends_the_engine(real_runs: Runs) -> None:
     first = real_runs.start("run", *SETTINGS)
-    first.actor("slime_plugin.bridge.server")  # it is not healthy yet
+    first.actor("slime_plugin.rollout.server")  # it is not healthy yet
     first.signal(signal.SIGINT, group=True)
     check_interrupted(first)
     second = real_runs.start("run", *SETTINGS, resume=True)

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from slime_plugin.local.checkpoint import checkpoints
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.run.folder import RunFolder
 from tests.cli import run
 from tests.conftest import ROOT
 from tests.local.runs import AGENTS, CONFIG, Run, Runs, files, places, small_disk, trajectory
@@ -65,7 +65,7 @@ def kill(run: Run, victim: str) -> None:
     assert run.end() == 1
     name = "rank-0" if victim == "rank" else victim
     assert error_line(run.stderr) == (
-        f"{name} (process {pid}) is gone; see {run.folder.logs / name}.log, and go on with --resume"
+        f"{name} (process {pid}) has exited; see {run.folder.logs / name}.log, and continue with --resume"
     )
 
 
@@ -149,7 +149,7 @@ def test_whatever_is_killed_and_whenever(
         with contextlib.suppress(ProcessLookupError):  # it may be done by now
             os.kill(pid, signal.SIGKILL)
         if run.end(but_for=AGENTS) > 0:
-            assert error_line(run.stderr).endswith("and go on with --resume")
+            assert error_line(run.stderr).endswith("and continue with --resume")
         check_saved(run.folder, truth)
         if checkpoints(run.folder)[-1:] == [4]:
             break
@@ -171,7 +171,7 @@ def test_an_interrupted_run_ends_what_it_started_and_nothing_else(
         # While Ray starts; a request to terminate.
         first = runs.start("run", *METHODS["mask4d"])
         first.until(lambda: "starting Ray" in first.stderr)
-        first.until(lambda: "raylet" in {process.name for process in first.left})
+        first.until(lambda: "raylet" in first.names)
         first.signal(signal.SIGTERM)
         check_interrupted(first)
         # While the actors load; an interrupt as a terminal sends it.
@@ -200,7 +200,7 @@ def check_refused(second: Run, first: Run) -> None:
     """A folder has one run at a time."""
     assert second.end() == 1
     assert error_line(second.stderr) == (
-        f"{first.folder.path}: another run is at work in it (process {first.pid}); wait for its end, or choose another "
+        f"{first.folder.path}: another run is using it (process {first.pid}); wait for its end, or choose another "
         "folder"
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.local import processes
-from slime_plugin.local.processes import Ledger, Process, descendants, end_left_over
+from slime_plugin.run import processes
+from slime_plugin.run.processes import Ledger, descendants, end_leftovers, is_alive, start_ticks, supervised, terminate
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
@@ -42,52 +45,92 @@ def test_descendants_are_found_in_any_session(start: Callable[..., subprocess.Po
     assert child.stdout is not None
     child.stdout.readline()
     for _ in range(100):
-        found = {process.name for process in descendants(child.pid)}
+        found = {process.name() for process in descendants(child.pid)}
         if found == {"sleep"}:
             break
         time.sleep(0.02)
     below = descendants(child.pid)
-    assert [process.name for process in below] == ["sleep", "sleep"]
+    assert [process.name() for process in below] == ["sleep", "sleep"]
     assert child.pid in {process.pid for process in descendants(os.getpid())}
     assert {process.pid for process in below} < {process.pid for process in descendants(os.getpid())}
-    processes.end_all(below)
-    assert not any(process.alive for process in below)
+    terminate(below)
+    assert not any(map(is_alive, below))
 
 
-def test_a_number_that_is_used_again_is_another_process(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_number_that_is_used_again_is_another_process(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     bystander = start("sleep", "600")
-    found = Process.of(bystander.pid)
-    assert found is not None
-    assert found.alive
-    namesake = Process(bystander.pid, found.began - 1)
-    assert not namesake.alive
-    processes.end_all([namesake])
+    path, began = tmp_path / "processes.json", start_ticks(psutil.Process(bystander.pid))
+    path.write_text(json.dumps({"scratch": "", "processes": [{"pid": bystander.pid, "began": began - 1}]}))
+    assert end_leftovers(path) == 0
     assert bystander.poll() is None
+    path.write_text(json.dumps({"scratch": "", "processes": [{"pid": bystander.pid, "began": began}]}))
+    assert end_leftovers(path) == 1
+    assert bystander.wait(10) == -signal.SIGTERM
+
+
+def test_the_start_of_a_process_is_the_one_that_the_kernel_tells(start: Callable[..., subprocess.Popen[str]]) -> None:
+    """In clock ticks since boot, as ledgers of version 0.6.0 have it."""
+    child = start("sleep", "600")
+    fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()
+    assert start_ticks(psutil.Process(child.pid)) == int(fields[19])
+
+
+def test_a_change_of_the_clock_does_not_change_when_a_process_started(
+    start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = start("sleep", "600")
+    process = psutil.Process(child.pid)
+    process.create_time()  # which psutil remembers
+    before, boot = start_ticks(process), psutil.boot_time()
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot + 7)
+    assert start_ticks(process) == start_ticks(psutil.Process(child.pid)) == before
 
 
 def test_what_is_dead_but_not_waited_for_is_gone(start: Callable[..., subprocess.Popen[str]]) -> None:
     child = start("sleep", "600")
-    found = Process.of(child.pid)
-    assert found is not None
+    found = psutil.Process(child.pid)
     os.kill(child.pid, signal.SIGKILL)
     for _ in range(200):
-        if not found.alive:
+        if not is_alive(found):
             break
         time.sleep(0.02)
-    assert not found.alive
-    assert Process.of(child.pid) is None
+    assert not is_alive(found)
+    assert child.pid not in {process.pid for process in descendants(os.getpid())}
+
+
+def test_a_process_lives_until_its_last_thread_has_ended(start: Callable[..., subprocess.Popen[str]]) -> None:
+    """Its main thread has, so it looks like a zombie, but its port is in use."""
+    exit_thread = {"x86_64": 60}.get(platform.machine(), 93)  # number of the system call
+    child = start(
+        sys.executable,
+        "-c",
+        "import ctypes, socket, threading, time; port = socket.create_server(('127.0.0.1', 0));"
+        "print(port.getsockname()[1], flush=True); threading.Thread(target=time.sleep, args=(600,)).start();"
+        f"ctypes.CDLL(None).syscall({exit_thread}, 0)",
+    )
+    assert child.stdout is not None
+    port = int(child.stdout.readline())
+    process = psutil.Process(child.pid)
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.02)
+    socket.create_connection(("127.0.0.1", port)).close()
+    assert is_alive(process)
+    process.kill()
+    while process.num_threads() > 1:
+        time.sleep(0.02)
+    assert not is_alive(process)
 
 
 def test_who_does_not_end_when_asked_is_killed(
     start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE", 0.3)
+    monkeypatch.setattr(processes, "GRACE_S", 0.3)
     child = start(sys.executable, "-c", STUBBORN)
     assert child.stdout is not None
     child.stdout.readline()
-    found = Process.of(child.pid)
-    assert found is not None
-    processes.end_all([found])
+    terminate([psutil.Process(child.pid)])
     assert child.wait(10) == -signal.SIGKILL
 
 
@@ -102,7 +145,7 @@ def test_the_next_start_ends_what_a_killed_run_left(
         "-c",
         f"""
 import pathlib, subprocess, time
-from slime_plugin.local.processes import Ledger
+from slime_plugin.run.processes import Ledger
 ledger = Ledger(pathlib.Path({str(path)!r}))
 child = subprocess.Popen(["sh", "-c", "sleep 1; sleep 600 & wait"], start_new_session=True)
 ledger.update()
@@ -114,19 +157,19 @@ time.sleep(600)
     scratch = Path(driver.stdout.readline().strip())
     assert scratch.is_dir()
     for _ in range(500):
-        if len(below := descendants(driver.pid)) == 2 and "sleep" in {process.name for process in below}:
+        if len(below := descendants(driver.pid)) == 2 and "sleep" in {process.name() for process in below}:
             break
         time.sleep(0.02)
     time.sleep(1.2)  # the first sleep is over, so the second one is in no ledger
     below = descendants(driver.pid)
     driver.kill()
     driver.wait()
-    assert end_left_over(path) == 1
-    assert not any(process.alive for process in below)
+    assert end_leftovers(path) == 1
+    assert not any(map(is_alive, below))
     assert not scratch.exists()
     assert not path.exists()
     assert bystander.poll() is None
-    assert end_left_over(path) == 0
+    assert end_leftovers(path) == 0
 
 
 def test_what_was_started_before_the_run_is_left_alone(
@@ -153,7 +196,7 @@ def test_whoever_writes_into_the_temporary_folder_of_a_killed_run_belongs_to_it(
     for process in (writer, reader):
         assert process.stdout is not None
         process.stdout.readline()
-    assert end_left_over(path) == 1
+    assert end_leftovers(path) == 1
     assert writer.wait(10) == -signal.SIGTERM
     assert reader.poll() is None
 
@@ -162,7 +205,7 @@ def test_whoever_writes_into_the_temporary_folder_of_a_killed_run_belongs_to_it(
 def test_a_ledger_that_makes_no_sense_ends_nothing(tmp_path: Path, content: str) -> None:
     path = tmp_path / "processes.json"
     path.write_text(content)
-    assert end_left_over(path) == 0
+    assert end_leftovers(path) == 0
     assert not path.exists()
 
 
@@ -170,7 +213,7 @@ def test_only_a_temporary_folder_of_a_run_is_removed(tmp_path: Path) -> None:
     path, precious = tmp_path / "processes.json", tmp_path / "precious"
     precious.mkdir()
     path.write_text(json.dumps({"scratch": str(precious), "processes": []}))
-    end_left_over(path)
+    end_leftovers(path)
     assert precious.is_dir()
 
 
@@ -186,3 +229,25 @@ def test_a_ledger_that_cannot_be_written_is_told_and_still_ends_everything(
     ledger.end()
     assert child.wait(10) == -signal.SIGTERM
     assert not ledger.scratch.exists()
+
+
+@pytest.mark.parametrize("stop", ["terminate", "close", "exit"])
+def test_a_supervisor_ends_with_its_command_and_all_that_it_started(
+    stop: str,
+) -> None:
+    seconds = 2 if stop == "exit" else 600
+    script = f'setsid {sys.executable} -c "{STUBBORN}" & echo started; sleep {seconds}; exit 7'
+    command = supervised(["sh", "-c", script], 0.3)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdin is not None
+        assert supervisor.stdout is not None
+        assert {supervisor.stdout.readline() for _ in range(2)} == {"started\n", "ready\n"}
+        below = descendants(supervisor.pid)
+        assert len(below) >= 2
+        if stop == "terminate":
+            for _ in range(3):  # whoever is impatient changes nothing
+                supervisor.terminate()
+        elif stop == "close":
+            supervisor.stdin.close()
+        assert supervisor.wait(30) == (7 if stop == "exit" else 128 + signal.SIGTERM)
+        assert not any(map(is_alive, below))

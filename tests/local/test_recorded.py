@@ -15,19 +15,18 @@ from slime_plugin.config.method import LogitTree, Sdcc
 from slime_plugin.errors import ConfigError
 from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample
-from slime_plugin.megatron.objective import SdccSchedule
 from slime_plugin.record import Record, scan_store
-from slime_plugin.report.recorded import PREFIX
-from slime_plugin.seam.args import carry
-from slime_plugin.seam.memory import ScheduleMemory
-from slime_plugin.seam.retention import TRACKER, outdated, remove_outdated
-from slime_plugin.seam.rollout import record_of
+from slime_plugin.slime.distiller import ScheduleFile
+from slime_plugin.slime.recording import PREFIX
+from slime_plugin.slime.retention import TRACKER, outdated, remove_outdated
+from slime_plugin.slime.samples import record_of
+from slime_plugin.train.sdcc import SdccSchedule
 from tests.local.test_train_data import batch, samples_of
 
 
 def args_of(run: Path, **settings: Any) -> Namespace:
     return Namespace(
-        memorywalker=carry(Cell(method=LogitTree(), **settings)),
+        memorywalker=Cell(method=LogitTree(), **settings).to_json(),
         save=str(run / "checkpoints"),
         num_rollout=200,
         rollout_batch_size=2,
@@ -169,7 +168,7 @@ class TestWhatSdccRemembers:
 
     def test_guard_rails_stay_as_they_were(self, tmp_path: Path) -> None:
         path, schedule = tmp_path / "run" / "sdcc.jsonl", self.schedule()
-        memory = ScheduleMemory(path, writes=True)
+        memory = ScheduleFile(path, writes=True)
         for iteration in range(4):
             memory.begin(iteration, schedule)
             if iteration == 1:
@@ -177,32 +176,32 @@ class TestWhatSdccRemembers:
         assert schedule.why_off is not None
         for iteration, off in ((1, False), (2, True), (3, True), (7, True)):  # 7: it ended between two iterations
             resumed = self.schedule()
-            ScheduleMemory(path, writes=False).begin(iteration, resumed)
+            ScheduleFile(path, writes=False).begin(iteration, resumed)
             assert (resumed.why_off is not None) == off, iteration
 
     def test_the_last_attempt_at_an_iteration_counts_and_half_a_line_is_none(self, tmp_path: Path) -> None:
         path = tmp_path / "sdcc.jsonl"
         healthy, switched = self.schedule(), self.schedule()
         switched.observe(1.0, 99.0, 0.0)
-        ScheduleMemory(path, writes=True).begin(5, switched)
+        ScheduleFile(path, writes=True).begin(5, switched)
         path.write_text("")
-        memory = ScheduleMemory(path, writes=True)
+        memory = ScheduleFile(path, writes=True)
         memory.begin(5, switched)
         memory.begin(5, healthy)
         with path.open("a") as file:
             file.write('{"iteration": 5, "st')
         for _ in range(2):  # and what is written behind it is on a line of its own
             resumed = self.schedule()
-            ScheduleMemory(path, writes=True).begin(5, resumed)
+            ScheduleFile(path, writes=True).begin(5, resumed)
             assert resumed.why_off is None
 
     def test_only_one_rank_writes_and_only_the_first_time_is_read(self, tmp_path: Path) -> None:
         path, schedule = tmp_path / "sdcc.jsonl", self.schedule()
-        reader = ScheduleMemory(path, writes=False)
+        reader = ScheduleFile(path, writes=False)
         reader.begin(0, schedule)
         assert not path.exists()
         switched = self.schedule()
         switched.observe(1.0, 99.0, 0.0)
-        ScheduleMemory(path, writes=True).begin(1, switched)
+        ScheduleFile(path, writes=True).begin(1, switched)
         reader.begin(1, schedule)
         assert schedule.why_off is None, "it has been here all along"

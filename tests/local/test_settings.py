@@ -11,8 +11,8 @@ import pytest
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.local import settings
-from slime_plugin.report.folder import RunFolder
+from slime_plugin.run import settings
+from slime_plugin.run.folder import RunFolder
 from tests.conftest import ROOT
 
 
@@ -70,7 +70,7 @@ def test_what_would_be_another_run_is_refused_with_both_values(begun: RunFolder,
         pass
     (line,) = str(caught.value).splitlines()
     if "sdcc" not in change:
-        assert line == (f"{begun.path}: was begun with {told}; go on with that, or choose another folder for a new run")
+        assert line == (f"{begun.path}: was started with {told}; keep that, or choose another folder for a new run")
     assert begun.settings.read_bytes() == before
 
 
@@ -84,14 +84,14 @@ def test_a_replayed_run_goes_on_with_the_same_rollouts(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught, settings.opened(folder, cell(), resume=True, recorded=other):
             pass
         assert str(caught.value) == (
-            f"{folder.path}: was begun on the rollouts of --replay {one.path}, not on {told}; go on with that, or "
+            f"{folder.path}: was started on the rollouts of --replay {one.path}, not on {told}; keep that, or "
             "choose another folder for a new run"
         )
 
 
 def test_a_folder_is_begun_once(begun: RunFolder) -> None:
     with (
-        pytest.raises(ConfigError, match=r"holds a run already; go on with it by --resume"),
+        pytest.raises(ConfigError, match=r"holds a run already; continue it with --resume"),
         settings.opened(begun, cell(), resume=False),
     ):
         pass
@@ -108,7 +108,7 @@ def test_a_folder_has_one_run_at_a_time(begun: RunFolder) -> None:
     with settings.opened(begun, cell(), resume=True):
         for resume in (True, False):
             with (
-                pytest.raises(MemoryWalkerError, match=rf"another run is at work in it \(process {os.getpid()}\)"),
+                pytest.raises(MemoryWalkerError, match=rf"another run is using it \(process {os.getpid()}\)"),
                 settings.opened(begun, cell(), resume=resume),
             ):
                 pass

@@ -14,12 +14,12 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.config.method import EVERY_METHOD, LogitTree, Mask4d, Method, NaiveCompressed, Sdcc
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.hooks import rollout as hooks
-from slime_plugin.local.sample import Sample
+from slime_plugin.local.sample import Sample, recorded_samples
 from slime_plugin.record import Meta, Record
-from slime_plugin.seam.args import carry, cell_of
-from slime_plugin.seam.rollout import put_record, question_of, record_of
-from slime_plugin.seam.train_data import as_sampled, convert, lay_out_batch
-from tests.megatron.oracle import Rollout, diverging, simulate
+from slime_plugin.slime.args import cell_of
+from slime_plugin.slime.batch import Batch, batch_of
+from slime_plugin.slime.samples import put_record, question_of, record_of
+from tests.train.oracle import Rollout, diverging, simulate
 
 
 def batch(rewards: tuple[float | None, ...], statuses: tuple[str, ...] = ()) -> list[Rollout]:
@@ -38,22 +38,22 @@ def batch(rewards: tuple[float | None, ...], statuses: tuple[str, ...] = ()) -> 
 
 def samples_of(rollouts: Sequence[Rollout], first: int = 0) -> list[Sample]:
     """As slime has them once they are generated; groups as the records say."""
-    samples = []
-    for i, rollout in enumerate(rollouts):
-        sample = Sample(index=first + i)
-        put_record(sample, rollout.record)
-        samples.append(sample)
-    return samples
+    return recorded_samples([rollout.record for rollout in rollouts], first)
+
+
+def train_data(samples: Sequence[Sample], cell: Cell) -> dict[str, list[Any]]:
+    """Through the hook."""
+    return hooks.convert_samples(Namespace(memorywalker=cell.to_json()), samples)
 
 
 def args_of(method: Method, **settings: Any) -> Namespace:
-    return Namespace(memorywalker=carry(Cell(method=method, **settings)))
+    return Namespace(memorywalker=Cell(method=method, **settings).to_json())
 
 
 @pytest.mark.parametrize("method", [LogitTree(), Mask4d(), Mask4d(packing="replicated")], ids=lambda m: str(m)[:40])
 def test_every_sampled_token_is_there_once_under_its_own_context(method: Method) -> None:
     rollouts = batch((1.0, 0.0, 0.2, 0.2))
-    data = convert(samples_of(rollouts, 10), Cell(method=method))
+    data = train_data(samples_of(rollouts, 10), Cell(method=method))
     assert len({len(values) for values in data.values()}) == 1, "an entry per row under every key"
     found: dict[int, list[tuple[tuple[int, ...], int, float]]] = {}
     for i, tokens in enumerate(data["tokens"]):
@@ -76,7 +76,7 @@ def test_every_sampled_token_is_there_once_under_its_own_context(method: Method)
 
 @pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda m: m.type)
 def test_rollouts_count_once_whatever_their_rows(method: Method) -> None:
-    data = convert(samples_of(batch((1.0, 0.0, 0.2, 0.2)), 5), Cell(method=method, std=False))
+    data = train_data(samples_of(batch((1.0, 0.0, 0.2, 0.2)), 5), Cell(method=method, std=False))
     for number, advantage in {5: 0.5, 6: -0.5, 7: 0.0, 8: 0.0}.items():
         rows = [i for i, rollout in enumerate(data["rollout_ids"]) if rollout == number]
         assert {data["rewards"][i] for i in rows} == {advantage}
@@ -85,7 +85,7 @@ def test_rollouts_count_once_whatever_their_rows(method: Method) -> None:
 
 def test_a_rollout_that_is_left_out_stays_as_an_idle_row() -> None:
     rollouts = batch((1.0, None, 0.0, 0.5), ("completed", "aborted", "completed", "completed"))
-    data = convert(samples_of(rollouts), Cell(method=Mask4d(), std=False))
+    data = train_data(samples_of(rollouts), Cell(method=Mask4d(), std=False))
     row = data["rollout_ids"].index(1)
     assert data["rollout_ids"] == [0, 1, 2, 3], "steps are formed by counting rollouts"
     assert (len(data["tokens"][row]), data["loss_masks"][row].tolist(), data["rewards"][row]) == (2, [0], 0.0)
@@ -94,19 +94,42 @@ def test_a_rollout_that_is_left_out_stays_as_an_idle_row() -> None:
 
 def test_a_batch_of_which_nothing_can_be_trained_is_an_error() -> None:
     samples = samples_of(batch((None, None), ("failed", "aborted")))
-    with pytest.raises(MemoryWalkerError, match="none of 2 rollouts came to an end; the first is failed"):
-        convert(samples, Cell())
+    with pytest.raises(MemoryWalkerError, match="all 2 rollouts were aborted or failed; the first is failed"):
+        train_data(samples, Cell())
 
 
 def test_a_rollout_that_a_filter_removed_stays_in_the_baseline() -> None:
     samples = samples_of(batch((1.0, 0.0, 0.0, 0.5)))
     samples[1].remove_sample = True
-    data = convert(samples, Cell(method=LogitTree(), std=False))
+    data = train_data(samples, Cell(method=LogitTree(), std=False))
     of_removed = [i for i, rollout in enumerate(data["rollout_ids"]) if rollout == 1]
     assert [int(data["loss_masks"][i].sum()) for i in of_removed] == [0]
     assert data["rewards"][0] == 0.5, "its reward still counts"
-    laid_out = list(lay_out_batch([as_sampled(s) for s in samples], range(4), Cell(), [False, True, False, False]))
-    assert laid_out[1].layout.lost == {"removed": int(laid_out[1].record.generated.sum())}
+    metrics = Batch.of(samples, Cell(method=LogitTree(), std=False)).metrics()
+    assert metrics["lost"] == {"removed": int(record_of(samples[1]).generated.sum())}
+    assert metrics["trained"] == sum(int(mask.sum()) for mask in data["loss_masks"]), "metrics count what is trained"
+
+
+def test_a_batch_is_laid_out_once_for_metrics_and_train_data() -> None:
+    samples, args = samples_of(batch((1.0, 0.0))), args_of(LogitTree(), std=False)
+    first = batch_of(args, samples)
+    assert batch_of(args, list(samples)) is first
+    samples[1].reward = 3.0  # judged again
+    judged = batch_of(args, samples)
+    assert judged is not first
+    assert judged.metrics()["reward"] == 2.0
+    assert hooks.convert_samples(args, samples)["rewards"][0] == judged.rollouts[0].advantage == -1.0
+    samples[0].remove_sample = True
+    assert batch_of(args, samples).metrics()["trained"] < judged.metrics()["trained"]
+
+
+def test_a_batch_of_other_records_is_another_one() -> None:
+    """Also if a record stands where one stood that is not needed any more."""
+    samples, args = samples_of(batch((1.0, 0.0))), args_of(LogitTree(), std=False)
+    for rewards in ((1.0, 0.0), (0.0, 1.0)) * 20:
+        for sample, rollout in zip(samples, batch(rewards), strict=True):
+            put_record(sample, rollout.record)
+        assert [rollout.record.meta.reward for rollout in batch_of(args, samples).rollouts] == list(rewards)
 
 
 def test_a_question_that_comes_up_twice_is_two_groups() -> None:
@@ -125,7 +148,7 @@ def test_a_question_that_comes_up_twice_is_two_groups() -> None:
 
 def test_sdcc_names_its_leaves_and_carries_their_teacher() -> None:
     rollouts = batch((1.0, 0.0, 0.2, 0.7))
-    data = convert(samples_of(rollouts), Cell(method=Sdcc()))
+    data = train_data(samples_of(rollouts), Cell(method=Sdcc()))
     for i, rollout in enumerate(rollouts):
         leaf, teacher = data["multimodal_train_inputs"][i]["leaf"], data["prompt"][i]
         assert set(data["multimodal_train_inputs"][i]["rollout"]) == {i}
@@ -143,8 +166,8 @@ def test_sdcc_names_its_leaves_and_carries_their_teacher() -> None:
 
 
 def test_the_union_packing_is_not_trained() -> None:
-    with pytest.raises(ConfigError, match=r"union is not exact.*packing trie"):
-        convert(samples_of(batch((1.0,))), Cell(method=Mask4d(packing="union")))
+    with pytest.raises(ConfigError, match=r"union is a diagnostic.*packing trie"):
+        train_data(samples_of(batch((1.0,))), Cell(method=Mask4d(packing="union")))
 
 
 def test_a_batch_travels_on_samples() -> None:
@@ -189,7 +212,7 @@ def test_a_question_is_a_line_of_the_data_set() -> None:
 
 def test_cells_survive_the_way_through_slimes_arguments() -> None:
     cell = Cell(method=Sdcc(weight=1e-6), std=False)
-    assert cell_of(Namespace(memorywalker=carry(cell))) == cell
+    assert cell_of(Namespace(memorywalker=cell.to_json())) == cell
 
 
 def test_records_are_judged_as_they_are_when_nobody_else_did() -> None:

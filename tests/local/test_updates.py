@@ -19,15 +19,13 @@ from slime_plugin.config.method import Mask4d, Method, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.trainer import Trainer
 from slime_plugin.hooks.rollout import convert_samples
+from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
-from slime_plugin.local.sample import Sample
-from slime_plugin.local.schedule import split_batch
-from slime_plugin.megatron.launch import Report, run_ranks
+from slime_plugin.local.sample import recorded_samples
 from slime_plugin.record import Record
-from slime_plugin.seam.args import carry
-from slime_plugin.seam.rollout import put_record
-from tests.megatron import oracle
-from tests.megatron.conftest import Truth
+from slime_plugin.train.ranks import Report, run_ranks
+from tests.train import oracle
+from tests.train.conftest import Truth
 
 ITERATIONS, STEPS = 2, 2
 OBJECTIVE = Objective(kl=0.1, entropy=0.05)
@@ -90,22 +88,18 @@ def test_sdcc_distills_from_the_weights_of_each_update(truth: Truth, tmp_path: P
 def train(report: Report, work: Work) -> list[float]:
     """On every rank: all iterations, and the weights on disk at the end. The norms of the gradients."""
     cell = Cell(model=work.model, method=work.method, objective=OBJECTIVE, trainer=work.trainer)
-    args = Namespace(memorywalker=carry(cell))
+    args = Namespace(memorywalker=cell.to_json())
     rank = Rank(args)
     norms = []
     for iteration in range(ITERATIONS):
-        samples = []
-        for i, record in enumerate(work.records):
-            sample = Sample(index=iteration * len(work.records) + i)
-            put_record(sample, record)
-            samples.append(sample)
+        samples = recorded_samples(work.records, iteration * len(work.records))
         parts = split_batch(
             convert_samples(args, samples),
             replicas=work.trainer.dp,
             steps=STEPS,
             batch_tokens=work.trainer.batch_tokens,
         )
-        norms += [step["grad_norm"] for step in rank.train(iteration, parts[rank.replica()])["steps"]]
+        norms += [step.grad_norm for step in rank.train(iteration, parts[rank.replica()]).steps]
     rank.export(work.out)
     return norms
 

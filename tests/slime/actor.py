@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
+from slime_plugin.architecture import Architecture
 from slime_plugin.cluster.arguments import plugin_yaml, slime_flags
-from slime_plugin.config.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.megatron.launch import Report
 from slime_plugin.record import Record
-from slime_plugin.seam.rollout import put_record
+from slime_plugin.slime.samples import put_record
+from slime_plugin.train.ranks import Report
 from tests.slime.sources import slime_imports
 
 ON_A_CPU = (
@@ -135,9 +135,9 @@ def train(report: Report, job: SlimeJob, parts: list[dict[str, Any]]) -> Outcome
     from slime.utils.distributed_utils import init_gloo_group
     from slime.utils.misc import load_function
 
-    from slime_plugin.megatron.parallel import is_last_stage
-    from slime_plugin.megatron.weights import gather_tensors, load_weights
-    from slime_plugin.seam.training import current
+    from slime_plugin.slime.training import current
+    from slime_plugin.train.hf_weights import gather_tensors, load_weights
+    from slime_plugin.train.process_groups import is_last_stage
 
     args.rank, args.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     init_gloo_group()
@@ -215,7 +215,7 @@ def _on_a_cpu() -> None:
     from slime.utils import accelerator
     from slime.utils.accelerator.torch_accelerator import TorchAccelerator
 
-    from slime_plugin.megatron.cpu import bridge_to_cpu
+    from slime_plugin.train.megatron_on_cpu import patch_for_cpu
 
     class Cpu(TorchAccelerator):  # type: ignore[misc]  # slime has no types
         name = device_type = "cpu"
@@ -249,7 +249,7 @@ def _on_a_cpu() -> None:
 
     os.environ["SLIME_ACCELERATOR"] = "cpu"
     accelerator.register_accelerator("cpu", Cpu, lambda: True, priority=1000, communication_backends=("gloo",))
-    bridge_to_cpu()
+    patch_for_cpu()
     for name in ("Stream", "stream", "current_stream"):
         setattr(torch.cuda, name, getattr(_Streams, name))
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()

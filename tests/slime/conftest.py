@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugin.config.architecture import PUBLISHED
+from slime_plugin.architecture import PUBLISHED
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from typing import Any
 from slime_plugin.config.cell import Cell
 from slime_plugin.hooks import rollout
 from slime_plugin.record import Edit, Meta, Record
-from slime_plugin.seam.args import KEY, carry
-from slime_plugin.seam.rollout import put_record
+from slime_plugin.slime.args import KEY
+from slime_plugin.slime.samples import put_record
 
 
 def rollout_log(
@@ -47,7 +47,7 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> float:
 
 
 def _job(args: Any) -> Namespace:
-    return Namespace(**{KEY: carry(Cell())})
+    return Namespace(**{KEY: Cell().to_json()})
 
 
 def _rolled_out(samples: Sequence[Any]) -> Sequence[Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from slime_plugin.cluster.arguments import slime_flags
 from slime_plugin.config.overrides import load_cell
-from slime_plugin.seam.contract import MEGATRON_COMMIT, SLIME_COMMIT, contract_problems
+from slime_plugin.slime.contract import MEGATRON_COMMIT, SLIME_COMMIT, contract_problems
 from tests.cluster.parsed import DEFAULTS
 from tests.conftest import ROOT
 from tests.slime.sources import needs_slime, slime_imports, versions

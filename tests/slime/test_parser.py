@@ -12,8 +12,8 @@ import yaml
 from slime_plugin.cluster.arguments import plugin_yaml, slime_flags
 from slime_plugin.cluster.flags import known_flags
 from slime_plugin.config.overrides import load_cell
-from slime_plugin.seam.args import cell_of
-from slime_plugin.seam.refusals import args_problems
+from slime_plugin.slime.args import cell_of
+from slime_plugin.slime.refusals import args_problems
 from tests.conftest import ROOT
 from tests.slime.record_flags import FILE, flags
 from tests.slime.sources import needs_slime, slime_imports
@@ -93,7 +93,7 @@ def test_no_flag_is_dropped(published: Path, monkeypatch: pytest.MonkeyPatch) ->
         (("--calculate-per-token-loss",), "--calculate-per-token-loss: .* loss weights count rollouts"),
         (("--hidden-dropout", "0.1"), "--hidden-dropout: hidden_dropout is 0.1"),
         (("--custom-convert-samples-to-train-data-path", "a.b"), "slime's own trains the last context alone"),
-        (("--custom-reward-post-process-path", "a.b"), "puts all prompts into one group"),
+        (("--custom-reward-post-process-path", "a.b"), "treats all prompts as one group"),
         (("--loss-type", "policy_loss"), "--loss-type: is policy_loss"),
         (("--normalize-advantages",), "advantages are normalised per group"),
         (("--mtp-num-layers", "1"), "--mtp-num-layers"),

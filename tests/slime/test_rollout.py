@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from slime_plugin.bridge.server import Flags, Router, Server
 from slime_plugin.cluster.arguments import plugin_yaml, slime_flags
+from slime_plugin.config.cell import Cell
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.record import Record, scan_store
-from slime_plugin.seam.rollout import DISCARDED, record_of
-from slime_plugin.seam.train_data import convert
+from slime_plugin.rollout.server import Flags, Server
+from slime_plugin.slime.args import args_of
+from slime_plugin.slime.batch import convert
+from slime_plugin.slime.samples import record_of
 from tests.conftest import ROOT
+from tests.rollout.router import Router
 from tests.slime.sources import needs_slime, slime_imports
 
 pytestmark = needs_slime
@@ -98,7 +101,7 @@ def test_rollouts_are_recorded_told_and_converted(world: World) -> None:
     assert world.logged["rollout/memorywalker/sampled"] == sum(int(record.generated.sum()) for record in records)
     assert world.logged["rollout/memorywalker/trained"] == world.logged["rollout/memorywalker/sampled"]
     assert "rollout/response_len/mean" in world.logged, "slime's own are logged too"
-    data = convert(samples, world.cell)
+    data = _converted(samples, world.cell)
     assert sum(int(mask.sum()) for mask in data["loss_masks"]) == world.logged["rollout/memorywalker/sampled"]
 
 
@@ -127,11 +130,11 @@ def test_rollouts_that_slime_aborts_begin_anew_and_what_they_had_is_counted(
         record = record_of(sample)
         assert record.meta.status in ("completed", "truncated")
         if sample.index in partial:
-            assert record.meta.extra[DISCARDED] == int(partial[sample.index].generated.sum())
+            assert record.meta.report.discarded == int(partial[sample.index].generated.sum())
     again = {sample.index: record_of(sample) for group in world.source.buffer for sample in group}
     twice = [index for index in partial.keys() & again.keys() if again[index] != partial[index]]
     for index in twice:  # aborted once more: both times count
-        assert again[index].meta.extra[DISCARDED] == int(partial[index].generated.sum())
+        assert again[index].meta.report.discarded == int(partial[index].generated.sum())
     assert twice or any(sample.index in partial for sample in second), "what was in the buffer comes first"
 
 
@@ -142,7 +145,7 @@ def test_dumps_are_replayed(world: World, tmp_path: Path) -> None:
     template = str(tmp_path / "dump_{rollout_id}.pt")
     save_debug_rollout_data(template, samples, rollout_id=0, evaluation=False)
     loaded = load_debug_rollout_data(template, rollout_id=0)
-    _same(convert(samples, world.cell), convert(loaded, world.cell))
+    _same(_converted(samples, world.cell), _converted(loaded, world.cell))
 
 
 def test_recorded_rollouts_are_replayed(world: World, tmp_path: Path, router: Router) -> None:
@@ -155,7 +158,11 @@ def test_recorded_rollouts_are_replayed(world: World, tmp_path: Path, router: Ro
     replayed = [sample for group in output.samples for sample in group]
     log_rollout_data(0, again.args, replayed, output.metrics, 1.0)
     assert again.logged["rollout/memorywalker/trained"] > 0
-    _same(convert(samples, world.cell), convert(replayed, again.cell))
+    _same(_converted(samples, world.cell), _converted(replayed, again.cell))
+
+
+def _converted(samples: Any, cell: Cell) -> dict[str, list[Any]]:
+    return convert(args_of(cell), samples)
 
 
 def _same(data: dict[str, list[Any]], other: dict[str, list[Any]]) -> None:

@@ -14,9 +14,9 @@ from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompresse
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.config.trainer import Trainer
-from slime_plugin.megatron.launch import run_ranks
-from tests.megatron import oracle
+from slime_plugin.train.ranks import run_ranks
 from tests.slime.sources import needs_slime
+from tests.train import oracle
 
 pytestmark = needs_slime
 

@@ -14,9 +14,9 @@ import aiohttp
 import numpy as np
 import orjson
 
-from slime_plugin.bridge.chat import Chat
-from slime_plugin.bridge.engine.base import EngineError, Generation, Request
 from slime_plugin.record import Record
+from slime_plugin.rollout.chat import Chat
+from slime_plugin.rollout.engine.engine import EngineError, Generation, Request
 from slime_plugin.tree import Trajectory, branches_of
 from tests.conftest import ROOT
 from tests.tap.engines import sampled

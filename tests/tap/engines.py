@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_plugin.bridge.chat import Chat
-from slime_plugin.bridge.engine.base import EngineError, Generation, Request
+from slime_plugin.rollout.chat import Chat
+from slime_plugin.rollout.engine.engine import EngineError, Generation, Request
 
 Say = Callable[[Request], str | None]
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import httpx
 
-from slime_plugin.tap.limits import Settings
+from slime_plugin.tap.limits import ServerSettings
 from tests.tap.http import TOKEN, Serving
 
 PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 AUTH = {"authorization": f"Bearer {TOKEN}"}
-LOW = Settings(
-    max_bytes=2**20,
+LOW = ServerSettings(
+    max_body_bytes=2**20,
     max_head_bytes=2**14,
     max_connections=40,
-    head_seconds=0.3,
-    body_seconds=0.3,
-    linger_seconds=0.3,
-    keep_alive_seconds=0.05,
+    head_timeout_s=0.3,
+    body_timeout_s=0.3,
+    discard_timeout_s=0.3,
+    heartbeat_s=0.05,
 )
 USE = {"type": "tool_use", "id": "c", "name": "ls", "input": {"a": [1]}}
 CALL = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": '{"a": [1]}'}}

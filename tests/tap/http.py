@@ -8,18 +8,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from slime_plugin.tap.dialects.conversation import Memory
-from slime_plugin.tap.limits import Settings
-from slime_plugin.tap.messages import Answer, Call, Finish, Payload, Reply, Result, Text
-from slime_plugin.tap.server import Listening
-from slime_plugin.tap.serving import Ask
+from slime_plugin.tap.limits import ServerSettings
+from slime_plugin.tap.payload import Answer, ClientRequest, Payload, Reply, StopReason, Text, ToolCall, ToolResult
+from slime_plugin.tap.server import TapServer
+from slime_plugin.tap.wire.parts_builder import ParseCache
 
 TOKEN = "right"
 MODEL = "policy"
 
 
 def saying(
-    text: str = "", *calls: Call, thought: str | None = None, finish: Finish | None = None, model: str = MODEL
+    text: str = "", *calls: ToolCall, thought: str | None = None, finish: StopReason | None = None, model: str = MODEL
 ) -> Answer:
     """An answer with round numbers."""
     return Answer(
@@ -41,14 +40,14 @@ def length(payload: Payload) -> int:
     return sum(len(part.text) for part in payload.parts)
 
 
-def repeats(ask: Ask) -> Answer:
+def repeats(ask: ClientRequest) -> Answer:
     """Says again what was said last."""
     last = ask.payload.parts[-1]
-    assert isinstance(last, Text | Result | Reply)
+    assert isinstance(last, Text | ToolResult | Reply)
     return saying(f"heard {last.text}", model=ask.payload.model)
 
 
-Policy = Callable[[Ask], Answer | Awaitable[Answer]]
+Policy = Callable[[ClientRequest], Answer | Awaitable[Answer]]
 
 
 @dataclass
@@ -56,12 +55,12 @@ class Rollout:
     """A rollout that keeps what it was asked."""
 
     policy: Policy = repeats
-    asked: list[Ask] = field(default_factory=list)
+    asked: list[ClientRequest] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
     working: threading.Event = field(default_factory=threading.Event)
-    memory: Memory = field(default_factory=Memory)
+    parse_cache: ParseCache = field(default_factory=ParseCache)
 
-    async def answer(self, ask: Ask) -> Answer:
+    async def answer(self, ask: ClientRequest) -> Answer:
         self.asked.append(ask)
         self.working.set()
         try:
@@ -100,7 +99,7 @@ class Serving:
 
 
 @contextmanager
-def serving(policy: Policy = repeats, settings: Settings | None = None) -> Iterator[Serving]:
+def serving(policy: Policy = repeats, settings: ServerSettings | None = None) -> Iterator[Serving]:
     """Ends only when the server has stopped, and with the error that stopped it, if any."""
     rollouts = Rollouts({TOKEN: Rollout(policy)})
     started: threading.Event = threading.Event()
@@ -110,7 +109,7 @@ def serving(policy: Policy = repeats, settings: Settings | None = None) -> Itera
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with Listening(rollouts, settings or Settings()) as server:
+        async with TapServer(rollouts, settings or ServerSettings()) as server:
             state["serving"] = Serving(server.url, server.port, rollouts)
             started.set()
             await stop.wait()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from slime_plugin.agents import AgentTask, Driver, Launch
 from slime_plugin.config.frozen import File
 from slime_plugin.config.harness import BlackBox
-from slime_plugin.tap.drivers import Driver, Errand, Launch
 
 
 class OwnSettings(BlackBox):
@@ -23,9 +23,9 @@ class OwnDriver(Driver[OwnSettings]):
     Settings = OwnSettings
     command = "python"
 
-    def prepare(self, errand: Errand, home: Path, work: Path) -> Launch:
+    def prepare(self, task: AgentTask, home: Path, work: Path) -> Launch:
         settings = self.settings
-        env = {"URL": errand.url, "TOKEN": errand.token, "TURNS": str(settings.asks), "FORGET": str(settings.forget)}
+        env = {"URL": task.url, "TOKEN": task.token, "TURNS": str(settings.asks), "FORGET": str(settings.forget)}
         env |= {name.upper(): "1" for name in ("hang", "strict") if getattr(settings, name)}
         agent = Path(__file__).with_name("agent.py")
-        return Launch((sys.executable, "-I", str(agent)), self.environment(home) | env, self.request(errand))
+        return Launch((sys.executable, "-I", str(agent)), self.environment(home) | env, self.request(task))

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.engine.base import Request
+from slime_plugin.agents import any_thread_of
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.record import Meta, Record
-from slime_plugin.tap.dialects import DIALECTS
-from slime_plugin.tap.lineage import Lineage, lineage_of
-from slime_plugin.tap.messages import TapError
-from slime_plugin.tap.recovery import Recovered, recover
-from slime_plugin.tap.serving import Ask
-from slime_plugin.tap.session import TapSession
+from slime_plugin.recovery.conversations import SessionConversations, find_conversations
+from slime_plugin.recovery.recover import Recovered, recover
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.engine.engine import Request
+from slime_plugin.tap.payload import ClientRequest, TapError
 from slime_plugin.tap.tap import Tap
+from slime_plugin.tap.tap_session import TapSession
+from slime_plugin.tap.wire import WIRE_FORMATS
 from slime_plugin.tree import Trajectory, branches_of
 from tests.conftest import ROOT
 from tests.tap.engines import Scripted, spell
@@ -39,7 +39,7 @@ class Played:
     session: TapSession
     recovered: Recovered
     record: Record
-    lineage: Lineage
+    conversations: SessionConversations
     prompts: dict[str, list[int]] = field(default_factory=dict)
     """Of each request that was answered, by the id of its turn."""
 
@@ -49,7 +49,7 @@ class Played:
 
     @property
     def names(self) -> list[str]:
-        return [line.name for line in self.lineage.lines]
+        return [line.name for line in self.conversations.all]
 
 
 def play(name: str, folder: Path, weights: dict[str, float] | None = None) -> Played:
@@ -72,10 +72,10 @@ async def _play(lines: list[dict[str, Any]], folder: Path, weights: dict[str, fl
     limits = Rollout(context_tokens=10**6, turns=100)
     prompts = {}
     engine = Scripted(chat, say)
-    session, _ = Tap(chat, limits, folder, model="policy").open("s", engine)
+    session, _ = Tap(chat, limits, folder, model="policy", thread_of=any_thread_of()).open("s", engine)
     for line in lines:
         current.update(line)
-        ask = Ask(DIALECTS[line["path"]].read(line["body"]), line["sha"], line["headers"])
+        ask = ClientRequest(WIRE_FORMATS[line["path"]].read(line["body"]), line["sha"], line["headers"])
         if "cut" in line["answer"]:
             waiting = asyncio.create_task(session.answer(ask))
             await asyncio.sleep(0.01)
@@ -92,9 +92,9 @@ async def _play(lines: list[dict[str, Any]], folder: Path, weights: dict[str, fl
         assert answer.prompt_tokens == len(prompts[answer.id]) == await session.count(ask.payload)
     await session.close({})
     recovered = recover(session.contexts, session.parents, session.lost, weights)
-    record = recovered.record(Meta(id="s", extra=recovered.extra))
-    lineage = lineage_of(session.contexts, session.parents)
-    return Played(session, recovered, record, lineage, prompts)
+    record = recovered.record(Meta(id="s", extra=recovered.report.to_json()))
+    conversations = find_conversations(session.contexts, session.parents)
+    return Played(session, recovered, record, conversations, prompts)
 
 
 NAMES = sorted(path.stem for path in CAPTURES.glob("*.jsonl"))
@@ -108,7 +108,7 @@ def test_every_sampled_token_is_trained_under_its_own_prompt_or_accounted_for(
     played = play(name, tmp_path, weights)
     record, turns = played.record, played.session.turns
     sampled = sum(turn.sampled for turn in turns) + sum(played.session.lost.values())
-    untrained = played.recovered.extra.get("untrained", {})
+    untrained = played.recovered.report.to_json().get("untrained", {})
     assert int(record.generated.sum()) + sum(untrained.values()) == sampled
     # The prompt that the engine was sent, followed by what it sampled, is what each branch trains.
     wanted = Counter[tuple[int, ...]]()
@@ -129,22 +129,22 @@ def test_every_sampled_token_is_trained_under_its_own_prompt_or_accounted_for(
 
 def test_claude_code_with_two_compactions(tmp_path: Path) -> None:
     played = play("claude_code_local_model_2compactions", tmp_path)
-    main = played.lineage.lines[0]
+    main = played.conversations.all[0]
     assert [found.cause for found in main.breaks] == ["compaction", "compaction"]
     assert [len(chain.turns) for chain in main.chains] == [9, 4, 1]
-    assert Counter(played.lineage.kinds.values()) == {"main": 14, "summary": 2}
+    assert Counter(played.conversations.kinds.values()) == {"main": 14, "summary": 2}
     assert played.causes.count("compaction") == 2
-    assert played.recovered.extra["retokenised"] == {"messages": 0, "tokens": 0}
+    assert played.recovered.report.to_json()["retokenised"] == {"messages": 0, "tokens": 0}
     assert played.recovered.reply == "FINAL turn 2"
 
 
 def test_opencode_with_two_compactions(tmp_path: Path) -> None:
     played = play("opencode_auto_compact_midloop_2x", tmp_path)
-    main = played.lineage.lines[0]
+    main = played.conversations.all[0]
     assert [found.cause for found in main.breaks] == ["compaction", "compaction"]
-    assert Counter(played.lineage.kinds.values())["summary"] == 2
-    assert Counter(played.lineage.kinds.values())["auxiliary"] == 1  # the title
-    assert played.recovered.extra["retokenised"] == {"messages": 0, "tokens": 0}
+    assert Counter(played.conversations.kinds.values())["summary"] == 2
+    assert Counter(played.conversations.kinds.values())["auxiliary"] == 1  # the title
+    assert played.recovered.report.to_json()["retokenised"] == {"messages": 0, "tokens": 0}
 
 
 def test_retries_add_nothing(tmp_path: Path) -> None:
@@ -158,22 +158,22 @@ def test_retries_add_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["claude_code_subagents", "opencode_retries_subagents"])
 def test_subagents_are_conversations_of_their_own(name: str, tmp_path: Path) -> None:
     played = play(name, tmp_path)
-    agents = [line for line in played.lineage.lines if line.kind == "subagent"]
+    agents = [line for line in played.conversations.all if line.kind == "subagent"]
     assert [[len(chain.turns) for chain in line.chains] for line in agents] == [[2], [2]]
-    assert len(played.lineage.lines[0].chains) == 1  # append-only: one layer
+    assert len(played.conversations.all[0].chains) == 1  # append-only: one layer
     assert "subagent" in played.causes
     assert set(played.causes) <= {"subagent", "auxiliary"}
     last = played.record.tokens[played.record.view_positions(-1)].tolist()
-    final = played.lineage.lines[0].chains[-1].turns[-1]
+    final = played.conversations.all[0].chains[-1].turns[-1]
     assert last[: len(played.prompts[final.id])] == played.prompts[final.id]
 
 
 def test_what_a_client_writes_in_another_way_is_the_same_turn(tmp_path: Path) -> None:
     """Spaces, escapes and 5000.0 for 5000 are the same; a call that OpenCode renames to ``invalid`` is not."""
     played = play("opencode_fidelity", tmp_path)
-    main = played.lineage.lines[0]
+    main = played.conversations.all[0]
     assert [found.cause for found in main.breaks] == ["drift", "drift"]
-    assert played.recovered.extra["retokenised"]["messages"] == 2
+    assert played.recovered.report.to_json()["retokenised"]["messages"] == 2
     assert [len(chain.turns) for chain in main.chains] == [4, 1, 2]
 
 
@@ -183,4 +183,4 @@ def test_a_log_gives_the_same_record(name: str, tmp_path: Path) -> None:
     tap = Tap(ChatML.load(ROOT / "examples" / "small_world" / "model"), Rollout(), tmp_path, model="policy")
     history = tap.read(tap.log_of("s"))
     recovered = recover(history.contexts, history.parents, history.lost, ALL_ON)
-    assert recovered.record(Meta(id="s", extra=recovered.extra)) == played.record
+    assert recovered.record(Meta(id="s", extra=recovered.report.to_json())) == played.record

@@ -13,13 +13,12 @@ from anthropic.types import MessageParam, ToolParam
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import ResponseInputParam
 
-from slime_plugin.tap.limits import Settings
-from slime_plugin.tap.messages import Answer, Call, Reply, Result, TapError, Text, TooLongError
-from slime_plugin.tap.serving import Ask
+from slime_plugin.tap.limits import ServerSettings
+from slime_plugin.tap.payload import Answer, ClientRequest, Reply, TapError, Text, ToolCall, TooLongError, ToolResult
 from tests.tap.http import MODEL, TOKEN, Policy, Serving, saying, serving
 
-LS = Call("c1", "ls", {"path": "/tmp", "depth": 2})
-CAT = Call("c2", "cat", {"files": ["a", "é"]})
+LS = ToolCall("c1", "ls", {"path": "/tmp", "depth": 2})
+CAT = ToolCall("c2", "cat", {"files": ["a", "é"]})
 TURN = saying("I look.", LS, CAT, thought="Where is it?")
 LS_TOOL: ToolParam = {
     "name": "ls",
@@ -43,13 +42,13 @@ class Stage:
         self.server.rollout.policy = (lambda ask: policy) if isinstance(policy, Answer) else policy
 
     @property
-    def last(self) -> Ask:
+    def last(self) -> ClientRequest:
         return self.server.rollout.asked[-1]
 
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[Stage]:
-    with serving(settings=Settings(keep_alive_seconds=0.05)) as server:
+    with serving(settings=ServerSettings(heartbeat_s=0.05)) as server:
         stage = Stage(server)
         with stage.anthropic, stage.openai:
             yield stage
@@ -65,7 +64,7 @@ def stage(house: Stage) -> Stage:
 def slowly(answer: Answer | TapError) -> Policy:
     """After a few signs of life."""
 
-    async def policy(ask: Ask) -> Answer:
+    async def policy(ask: ClientRequest) -> Answer:
         await asyncio.sleep(0.2)
         if isinstance(answer, TapError):
             raise answer
@@ -75,7 +74,7 @@ def slowly(answer: Answer | TapError) -> Policy:
 
 
 def fails(error: Exception) -> Policy:
-    def policy(ask: Ask) -> Answer:
+    def policy(ask: ClientRequest) -> Answer:
         raise error
 
     return policy
@@ -84,7 +83,7 @@ def fails(error: Exception) -> Policy:
 def in_turn(*policies: Policy) -> Policy:
     left = list(policies)
 
-    def policy(ask: Ask) -> Answer | Awaitable[Answer]:
+    def policy(ask: ClientRequest) -> Answer | Awaitable[Answer]:
         return left.pop(0)(ask)
 
     return policy
@@ -132,8 +131,8 @@ class TestAnthropic:
             Text("system", "Be good."),
             Text("user", "hi"),
             Reply("I look.", (LS, CAT), "Where is it?", "t1"),
-            Result("c1", "c1"),
-            Result("c2", "c2"),
+            ToolResult("c1", "c1"),
+            ToolResult("c2", "c2"),
             Text("system", "Be quick."),
         )
 
@@ -164,7 +163,7 @@ class TestAnthropic:
         assert stage.last.payload.parts == (
             Text("user", "hi"),
             Reply("I look.", (LS,), None, None),
-            Result("c1", "/tmp at 2"),
+            ToolResult("c1", "/tmp at 2"),
         )
 
     def test_count(self, stage: Stage) -> None:
@@ -281,8 +280,8 @@ class TestChat:
             Text("system", "Be good.\n\nBe quick."),
             Text("user", "hi"),
             Reply("I look.", (LS, CAT), "Where is it?"),
-            Result("c1", "c1"),
-            Result("c2", "c2"),
+            ToolResult("c1", "c1"),
+            ToolResult("c2", "c2"),
             Text("system", "Be quick."),
         )
 
@@ -396,8 +395,8 @@ class TestResponses:
         assert stage.last.payload.parts == (
             Text("user", "hi"),
             Reply("I look.", (LS, CAT), "Where is it?", "t1"),
-            Result("c1", "c1"),
-            Result("c2", "c2"),
+            ToolResult("c1", "c1"),
+            ToolResult("c2", "c2"),
         )
 
     def test_an_error_after_signs_of_life(self, stage: Stage) -> None:

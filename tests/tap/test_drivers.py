@@ -20,14 +20,26 @@ from typing import Any
 
 import pytest
 
+from slime_plugin.agents import (
+    DRIVERS,
+    AgentTask,
+    Driver,
+    Finished,
+    Launch,
+    Thread,
+    agent_process,
+    any_thread_of,
+    driver_for,
+    run_agent,
+)
+from slime_plugin.agents.claude_code import ClaudeCodeDriver
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import File, Frozen, parse_config, parse_yaml
 from slime_plugin.config.harness import BLACK_BOXES, BlackBox, ClaudeCode, CustomEditor, OpenCode, SearchR1, Train
 from slime_plugin.errors import ConfigError
-from slime_plugin.tap.drivers import DRIVERS, Driver, Errand, Finished, Launch, driver_for, process, run_agent
 from tests.conftest import ROOT
 
-ERRAND = Errand(
+ERRAND = AgentTask(
     task="-x is the first word of 'this' $TASK",
     url="http://127.0.0.1:4321",
     token="the-token",
@@ -91,7 +103,7 @@ class ScriptDriver(Driver[Scripted]):
     Settings = Scripted
     command = "python"
 
-    def prepare(self, errand: Errand, home: Path, work: Path) -> Launch:
+    def prepare(self, errand: AgentTask, home: Path, work: Path) -> Launch:
         env = {**self.environment(home), "URL": errand.url, "TOKEN": errand.token, "MARKS": str(self.settings.marks)}
         return Launch((sys.executable, "-c", self.settings.script), env, self.request(errand))
 
@@ -112,7 +124,7 @@ def test_each_black_box_has_its_driver() -> None:
 
 def test_an_editor_has_none() -> None:
     assert driver_for(SearchR1()) is None
-    assert driver_for(CustomEditor(type="slime_plugin.bridge.editors.search_r1:SearchR1Editor")) is None
+    assert driver_for(CustomEditor(type="slime_plugin.rollout.editors.search_r1:SearchR1Editor")) is None
 
 
 def test_a_driver_of_ones_own() -> None:
@@ -124,6 +136,13 @@ def test_a_driver_of_ones_own() -> None:
         driver_for(harness(f"{{type: '{HERE}:ScriptDriver', scrip: pass, script: pass, marks: here}}"))
     with pytest.raises(ConfigError, match=re.escape("has to derive from slime_plugin.config.harness.BlackBox")):
         driver_for(harness(f"{{type: '{HERE}:LooseDriver'}}"))
+
+
+def test_headers_of_the_built_in_agents_are_read_for_any_driver() -> None:
+    driver = driver_for(harness(f"{{type: '{HERE}:ScriptDriver', script: pass, marks: here}}"))
+    sent = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}
+    assert any_thread_of(driver)(sent) == ClaudeCodeDriver.thread_of(sent)
+    assert any_thread_of(driver)({"x-session-id": "o"}).name == "o"
 
 
 # Installed or not
@@ -147,7 +166,9 @@ def test_what_is_not_installed_is_said_with_the_remedy(
         driver.program()
     (tmp_path / "no_program").write_text("")
     for given in ("no_program", "nothing", "."):
-        with pytest.raises(ConfigError, match=r"harness\.program: .* is no program; leave it out, and run launch/"):
+        with pytest.raises(
+            ConfigError, match=r"harness\.program: .* is not an executable; leave it out, and run launch/"
+        ):
             DRIVERS[name](harness(f"{{type: {name}, program: {given}}}")).program()
 
 
@@ -170,7 +191,7 @@ def test_the_version_without_the_words_around_it(tmp_path: Path) -> None:
     assert DRIVERS["claude_code"](ClaudeCode(program=good)).version() == "2.1.325"
     for says, code in (("broken", 0), ("1.0", 1)):
         bad = stand_in(tmp_path / "bad", says, code)
-        with pytest.raises(ConfigError, match=f"bad --version says '{says}.*; install it anew"):
+        with pytest.raises(ConfigError, match=f"bad --version says '{says}.*; reinstall it"):
             DRIVERS["claude_code"](ClaudeCode(program=bad)).version()
 
 
@@ -178,6 +199,26 @@ def test_what_is_installed_is_what_was_tried() -> None:
     script = (ROOT / "launch" / "harnesses.sh").read_text()
     pinned = dict(re.findall(r"^(\w+)_version=([\d.]+)", script, re.MULTILINE))
     assert pinned == {driver.command: driver.verified for driver in DRIVERS.values()}
+
+
+# Which conversation a request belongs to
+
+
+@pytest.mark.parametrize(
+    ("name", "headers", "thread"),
+    [
+        ("claude_code", {}, Thread()),
+        ("claude_code", {"x-claude-code-session-id": "s"}, Thread("s")),
+        ("claude_code", {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}, Thread("s/a", "s")),
+        ("claude_code", {"x-claude-code-request-class": "compaction"}, Thread("", None, "summary")),
+        ("claude_code", {"x-claude-code-request-class": "main"}, Thread()),
+        ("opencode", {"x-session-id": "s"}, Thread("s")),
+        ("opencode", {"x-session-id": "t", "x-parent-session-id": "s"}, Thread("t", "s")),
+    ],
+)
+def test_conversations_are_named_in_headers(name: str, headers: dict[str, str], thread: Thread) -> None:
+    assert DRIVERS[name].thread_of(headers) == thread
+    assert any_thread_of()(headers) == thread
 
 
 # What agents are given
@@ -202,7 +243,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., L
     home.mkdir()
     work.mkdir()
 
-    def prepare(name: str, errand: Errand = ERRAND, **settings: Any) -> Launch:
+    def prepare(name: str, errand: AgentTask = ERRAND, **settings: Any) -> Launch:
         return driver_for(
             parse_config({"type": name, "program": str(program), **settings}, MODELS[name], "it")
         ).prepare(  # type: ignore[union-attr]  # None is for editors, and these are agents
@@ -277,8 +318,8 @@ def test_opencode_is_told_of_the_tap_and_of_the_limits(launched: Callable[..., L
 
 @pytest.mark.parametrize(("name", "least"), [("claude_code", 25_000), ("opencode", 16_000)])
 def test_too_small_a_context_is_refused(name: str, least: int, launched: Callable[..., Launch]) -> None:
-    def errand(tokens: int) -> Errand:
-        return Errand("", ERRAND.url, "", "policy", tokens, 2_000, 7)
+    def errand(tokens: int) -> AgentTask:
+        return AgentTask("", ERRAND.url, "", "policy", tokens, 2_000, 7)
 
     launched(name, errand(least))
     with pytest.raises(
@@ -387,7 +428,7 @@ STUBBORN = BROOD + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n(marks / 'rea
 @pytest.fixture
 def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where scripts write down their processes. None of them is there in the end."""
-    monkeypatch.setattr(process, "GRACE", 0.3)
+    monkeypatch.setattr(agent_process, "GRACE_S", 0.3)
     folder = tmp_path / "marks"
     folder.mkdir()
     yield folder
@@ -410,7 +451,7 @@ async def send(
 ) -> Finished:
     folder = marks.parent
     driver = ScriptDriver(Scripted(script=script, marks=marks, instructions="Hurry."))
-    errand = Errand("Do it.", url, "the-token", "policy", 1000, 100, 3)
+    errand = AgentTask("Do it.", url, "the-token", "policy", 1000, 100, 3)
     places = {"home": folder / "home", "work": folder / "work", "log": folder / "log"}
     return await run_agent(driver, errand, **places, seconds=seconds, stop=stop or asyncio.Event())
 
@@ -472,7 +513,7 @@ def test_an_agent_that_fails(marks: Path) -> None:
 
 def test_a_program_that_cannot_be_started(marks: Path, tmp_path: Path) -> None:
     class Missing(ScriptDriver):
-        def prepare(self, errand: Errand, home: Path, work: Path) -> Launch:
+        def prepare(self, errand: AgentTask, home: Path, work: Path) -> Launch:
             return Launch((str(tmp_path / "missing"),), self.environment(home))
 
     driver = Missing(Scripted(script="", marks=marks))
@@ -499,7 +540,7 @@ def test_an_agent_has_only_so_long(marks: Path) -> None:
     finished = asyncio.run(send(f"{MARK}\nprint('so far', flush=True)\ntime.sleep(600)", marks, seconds=1))
     assert finished.status == "truncated"
     assert finished.code is None
-    assert finished.reason == "it was not done after 1 seconds"
+    assert finished.reason == "it did not finish within 1 seconds"
 
 
 def test_an_agent_that_does_not_listen_is_stopped(marks: Path) -> None:
@@ -512,7 +553,7 @@ def test_an_agent_that_does_not_listen_is_stopped(marks: Path) -> None:
         return await running
 
     finished = asyncio.run(main())
-    assert (finished.status, finished.code, finished.reason) == ("aborted", None, "it was told to stop")
+    assert (finished.status, finished.code, finished.reason) == ("aborted", None, "it was stopped")
 
 
 def test_an_agent_may_tidy_up_when_it_is_stopped(marks: Path) -> None:
@@ -543,9 +584,9 @@ def test_nothing_is_left_when_we_are_cancelled(marks: Path) -> None:
 def test_nothing_is_left_when_we_are_killed(marks: Path) -> None:
     ours = f"""
 import asyncio, pathlib
-from slime_plugin.tap.drivers import process
+from slime_plugin.agents import agent_process
 from {HERE} import STUBBORN, send
-process.GRACE = 0.3
+agent_process.GRACE_S = 0.3
 asyncio.run(send(STUBBORN, pathlib.Path({str(marks)!r})))
 """
     with subprocess.Popen([sys.executable, "-c", ours], cwd=ROOT) as us:
@@ -553,12 +594,12 @@ asyncio.run(send(STUBBORN, pathlib.Path({str(marks)!r})))
             assert us.poll() is None
             time.sleep(0.01)
         us.kill()
-    while alive(marks):  # the warden outlives us for as long as it needs
+    while alive(marks):  # the supervisor outlives us for as long as it needs
         time.sleep(0.01)
 
 
 def test_several_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GRACE", 0.3)
+    monkeypatch.setattr(agent_process, "GRACE_S", 0.3)
     script = f"{BROOD}\npathlib.Path('mine').write_text(os.environ['TOKEN'] + os.environ['HOME'])\nprint(os.getcwd())"
     places = [tmp_path / str(i) / "marks" for i in range(3)]
     for place in places:
@@ -572,7 +613,7 @@ def test_several_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [alive(place) for place in places] == [[], [], []]
 
 
-@pytest.mark.parametrize("name", process.COMPANY)
+@pytest.mark.parametrize("name", agent_process.AGENT_FILES)
 def test_an_agent_does_not_work_below_what_it_would_read(name: str, marks: Path) -> None:
     (marks.parent / name).mkdir()
     with pytest.raises(ConfigError, match=f"also reads .*{re.escape(name)}, .*; use a folder elsewhere"):

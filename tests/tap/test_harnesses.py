@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slime_plugin.bridge.engine.base import Generation, Request
-from slime_plugin.bridge.engine.sglang import SglangEngine
-from slime_plugin.bridge.messages import Question
-from slime_plugin.bridge.server import Flags, Server
+from slime_plugin.agents import driver_for
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.overrides import parse_cell
+from slime_plugin.environments import open_environment
 from slime_plugin.errors import ConfigError
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record, parse_record
 from slime_plugin.record.interchange import dump_record
-from slime_plugin.tap.drivers import driver_for
-from slime_plugin.tap.run import open_surroundings
+from slime_plugin.rollout.engine.engine import Generation, Request
+from slime_plugin.rollout.engine.sglang_client import SglangEngine
+from slime_plugin.rollout.messages import Question
+from slime_plugin.rollout.server import Flags, Server
 from slime_plugin.tree import Trajectory
 from tests.conftest import ROOT
 from tests.tap.agents import ScoredScript, drift, make_model
@@ -155,7 +155,7 @@ def checked_rollout(settings: Cell, scorer: Server, say: Callable[[str], str]) -
     """A rollout that went well: conditioned as it was served, and every sampled token trained or accounted for."""
 
     async def roll_out() -> tuple[Record, list[int]]:
-        async with open_surroundings(settings) as agents:
+        async with open_environment(settings) as agents:
             engine = Counting(ScoredScript(scorer.url, agents.chat, say))
             question = Question("q", TASK, ("done",))
             return await agents.begin(engine, question, "q-0", 1).run(), engine.sampled
@@ -212,7 +212,7 @@ def test_a_policy_that_samples(harness: str, model: Path, workspace: Path, score
 
     async def roll_out() -> Record:
         async with (
-            open_surroundings(settings) as agents,
+            open_environment(settings) as agents,
             SglangEngine(scorer.url, settings.engine, limits, agents.chat.stop_ids) as engine,
         ):
             return await agents.begin(engine, Question("q", TASK, ("done",)), "q-0", 1).run()

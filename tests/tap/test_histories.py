@@ -1,8 +1,9 @@
 """Agents that do anything at all, through a real session: what the engine noted is what the record has to say.
 
-A simulated agent keeps its messages as clients do, writes them in a real dialect, now this way and now that, and reads
-the answers from the wire. The engine notes what it was sent whenever it samples, and gives each token a log-probability
-of its own, by which a token of a record is found among the notes. Nothing that the tap believes is used to judge it.
+A simulated agent keeps its messages as clients do, writes them in a real wire format, now this way and now that, and
+reads the answers from the wire. The engine notes what it was sent whenever it samples, and gives each token a
+log-probability of its own, by which a token of a record is found among the notes. Nothing that the tap believes is
+used to judge it.
 
     python -m tests.tap.test_histories 10000 [SEED]     # so many histories of each story, and the first that fails
 """
@@ -33,16 +34,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.engine.base import EngineError, Finish, Generation, Request
+from slime_plugin.agents import any_thread_of
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.record import Meta, Record
-from slime_plugin.tap.dialects import DIALECTS
-from slime_plugin.tap.messages import Answer, Payload, TapError
-from slime_plugin.tap.recovery import Recovered, recover
-from slime_plugin.tap.serving import Ask
-from slime_plugin.tap.session import History
+from slime_plugin.recovery.recover import Recovered, recover
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.engine.engine import EngineError, Finish, Generation, Request
+from slime_plugin.tap.payload import Answer, ClientRequest, Payload, TapError
 from slime_plugin.tap.tap import Tap
+from slime_plugin.tap.tap_session import SessionHistory
+from slime_plugin.tap.wire import WIRE_FORMATS
 from slime_plugin.tree import Trajectory, branches_of
 from tests.conftest import ROOT
 from tests.tap.engines import sampled, spell
@@ -147,7 +148,7 @@ class User:
 
 
 @dataclass(frozen=True)
-class Result:
+class ToolResult:
     call: str
     text: str
 
@@ -171,13 +172,13 @@ class Said:
     """The client's own words: it has one way of writing these."""
 
 
-Item = User | Result | Said
+Item = User | ToolResult | Said
 
 
 def wobbled(items: Sequence[Item], rng: random.Random) -> list[Item]:
     """The same in other words: results of parallel calls in another order, spaces, arguments from another library."""
     out: list[Item] = []
-    for is_result, run in itertools.groupby(items, lambda item: isinstance(item, Result)):
+    for is_result, run in itertools.groupby(items, lambda item: isinstance(item, ToolResult)):
         some = list(run)
         if is_result and coin(rng):
             rng.shuffle(some)
@@ -225,7 +226,7 @@ def anthropic(system: str, tools: Sequence[str], items: Sequence[Item], rng: ran
 def _blocks(item: Item, rng: random.Random) -> list[dict[str, Any]]:
     if isinstance(item, User):
         return [{"type": "text", "text": item.text}]
-    if isinstance(item, Result):
+    if isinstance(item, ToolResult):
         content = item.text if coin(rng) else [{"type": "text", "text": item.text}]
         return [{"type": "tool_result", "tool_use_id": item.call, "content": content}]
     blocks: list[dict[str, Any]] = []
@@ -243,7 +244,7 @@ def openai(system: str, tools: Sequence[str], items: Sequence[Item], rng: random
     for item in wobbled(items, rng):
         if isinstance(item, User):
             messages.append({"role": "user", "content": item.text})
-        elif isinstance(item, Result):
+        elif isinstance(item, ToolResult):
             messages.append({"role": "tool", "tool_call_id": item.call, "content": item.text})
         else:
             messages.append(_message(item, rng))
@@ -269,7 +270,7 @@ def _message(said: Said, rng: random.Random) -> dict[str, Any]:
 
 def read_answer(path: str, answer: Answer) -> Said:
     """What a client makes of the bytes it is sent."""
-    whole = orjson.loads(DIALECTS[path].whole(answer))
+    whole = orjson.loads(WIRE_FORMATS[path].whole(answer))
     if path == CHAT:
         message = whole["choices"][0]["message"]
         calls = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
@@ -314,7 +315,12 @@ class World:
         self.log = self.tap.log_of("s")
 
     def _tap(self) -> Tap:
-        return Tap(chat(), LIMITS, self.folder, model="policy", keep_thoughts=self.keep_thoughts)
+        return Tap(
+            *(chat(), LIMITS, self.folder),
+            model="policy",
+            thread_of=any_thread_of(),
+            keep_thoughts=self.keep_thoughts,
+        )
 
     def next(self) -> int:
         return next(self._numbers)
@@ -378,7 +384,7 @@ class Agent:
         return json.dumps(write(system, tools, items, self.rng)).encode()
 
     def payload(self, raw: bytes) -> Payload:
-        return DIALECTS[self.world.path].read(orjson.loads(raw), self.world.session.memory)
+        return WIRE_FORMATS[self.world.path].read(orjson.loads(raw), self.world.session.parse_cache)
 
     async def send(self, raw: bytes, plan: Plan) -> Said:
         """Ask, and hold the numbers that come back against what the engine saw."""
@@ -387,7 +393,9 @@ class Agent:
         counted = await session.count(payload) if counts and coin(self.rng, 0.2) else None
         PLAN.set(plan)
         classed = {CLASS_HEADER: CLASSES.get(plan.kind, "main")} if world.classed and self.headers else {}
-        answer = await session.answer(Ask(payload, hashlib.blake2b(raw).hexdigest(), {**self.headers, **classed}))
+        answer = await session.answer(
+            ClientRequest(payload, hashlib.blake2b(raw).hexdigest(), {**self.headers, **classed})
+        )
         if answer.id not in world.given:
             note = plan.note or world.late[f"{self.headers} {raw!r}"]
             world.given[answer.id], note.kind, note.heard = note, plan.kind, True
@@ -411,7 +419,7 @@ class Agent:
         """With results, or with what the user says next."""
         last = self.items[-1]
         if isinstance(last, Said):
-            self.items += [Result(call.id, self.world.some(["fine"], "it is")) for call in last.calls]
+            self.items += [ToolResult(call.id, self.world.some(["fine"], "it is")) for call in last.calls]
             if not last.calls or coin(self.rng, 0.1):
                 self.items.append(User(self.world.some(["Go on."], "Next")))
 
@@ -541,7 +549,7 @@ class Agent:
     async def prune(self) -> bool:
         """Old results are cleared."""
         self.go_on()
-        found = [(i, item) for i, item in enumerate(self.items[:-1]) if isinstance(item, Result)]
+        found = [(i, item) for i, item in enumerate(self.items[:-1]) if isinstance(item, ToolResult)]
         newest = max((i for i, item in enumerate(self.items) if isinstance(item, Said)), default=0)
         old = [(i, item) for i, item in found if i < newest and item.text != CLEARED]
         for i, item in old[: self.rng.randint(1, 3)]:
@@ -662,20 +670,20 @@ class Found:
 
     @property
     def untrained(self) -> Counter[str]:
-        return Counter(self.recovered.extra.get("untrained", {}))
+        return Counter(self.recovered.report.to_json().get("untrained", {}))
 
     @property
     def kinds(self) -> dict[int, str]:
         """What the record says that each trained note was for."""
-        spans = {tuple(turn["span"]): turn.get("kind", "main") for turn in self.recovered.extra["turns"]}
+        spans = {tuple(turn["span"]): turn.get("kind", "main") for turn in self.recovered.report.to_json()["turns"]}
         assert set(spans) == set(self.trained.values())
         return {number: spans[span] for number, span in self.trained.items()}
 
 
-def found_in(history: History, notes: Sequence[Note], weights: Mapping[str, float] = ON) -> Found:
+def found_in(history: SessionHistory, notes: Sequence[Note], weights: Mapping[str, float] = ON) -> Found:
     """Every token is trained once, after what the engine was sent, or counted. ``notes`` are all there are."""
     recovered = recover(history.contexts, history.parents, history.lost, weights)
-    record = recovered.record(Meta(id="s", extra=recovered.extra))
+    record = recovered.record(Meta(id="s", extra=recovered.report.to_json()))
     by_logprob = {np.float32(value): (note, i) for note in notes for i, value in enumerate(note.logprobs)}
     places: dict[int, list[int]] = {}
     for branch in branches_of(Trajectory.of(record)):
@@ -714,7 +722,7 @@ def check_retries(found: Found) -> None:
         assert alike or not used
 
 
-def check_weights(history: History, on: Found, weights: Mapping[str, float]) -> None:
+def check_weights(history: SessionHistory, on: Found, weights: Mapping[str, float]) -> None:
     """What has no weight is not trained, and counted as what it is; the other weights are where they belong."""
     found, kinds = found_in(history, on.notes, weights), on.kinds
     weight = {number: weights[SETTING[kind]] if kind in SETTING else 1.0 for number, kind in kinds.items()}
@@ -724,7 +732,7 @@ def check_weights(history: History, on: Found, weights: Mapping[str, float]) -> 
         if weight.get(note.number) == 0:
             off[kinds[note.number]] += len(note.tokens)
     assert found.untrained == on.untrained + off
-    spans = {(start, stop): value for start, stop, value in found.recovered.extra.get("weights", ())}
+    spans = {(start, stop): value for start, stop, value in found.recovered.report.to_json().get("weights", ())}
     assert spans == {found.trained[number]: value for number, value in weight.items() if value not in (0, 1)}
 
 
@@ -832,7 +840,7 @@ async def in_order(world: World, acts: list[str]) -> None:
     check_end(found, agent)
     assert {number: found.notes[number].kind for number in found.trained} == found.kinds
     rewritten = sum(isinstance(item, Said) and item.own for item in agent.items)
-    assert rewritten <= found.recovered.extra["retokenised"]["messages"] <= acts.count("drift")
+    assert rewritten <= found.recovered.report.to_json()["retokenised"]["messages"] <= acts.count("drift")
     if world.keep_thoughts:
         assert found.causes == wanted
     elif not {*REWRITING, "silence"} & set(acts):

@@ -9,6 +9,7 @@ import copy
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slime_plugin.tap.limits import Settings
+from slime_plugin.tap.limits import ServerSettings
 from tests.tap.hostile import AUTH, LOW, PATHS, VALID, check_served, request, send, told
 from tests.tap.http import Serving, serving
 
@@ -47,7 +48,7 @@ class TestBodies:
         assert (response.status_code, "201 characters" in response.text) == (400, True)
 
     def test_too_many_brackets(self) -> None:
-        with serving(settings=Settings(max_brackets=100)) as server:
+        with serving(settings=ServerSettings(max_brackets=100)) as server:
             path = PATHS[0]
             response = httpx.post(server.url + path, json=VALID[path] | {"metadata": [[]] * 100}, headers=AUTH)
             assert (response.status_code, told(response, path)) == (413, "request_too_large")
@@ -55,7 +56,7 @@ class TestBodies:
     def test_too_much_at_once(self) -> None:
         """Bodies that are held back one byte before their end, and what they take is given back."""
         path, size = PATHS[0], 10_000
-        with serving(settings=Settings(max_held_bytes=3 * size)) as server:
+        with serving(settings=ServerSettings(max_inflight_bytes=3 * size)) as server:
             held = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(3)]
             for connection in held:
                 connection.sendall(request(path, b" " * size)[:-1])
@@ -114,6 +115,16 @@ class TestBodies:
         """It is refused unread."""
         answer = send(server, request(path, b"", f"content-length: {10**8}"))
         assert answer.startswith(b"HTTP/1.1 413 ")
+
+    def test_who_has_no_token_is_not_waited_for(self) -> None:
+        """The answer comes before the rest of the body is thrown away, and asks for none of it."""
+        with (
+            serving(settings=replace(LOW, discard_timeout_s=600)) as server,
+            socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection,
+        ):
+            head = f"POST {PATHS[0]} HTTP/1.1\r\nhost: tap\r\nexpect: 100-continue\r\ncontent-length: 9000\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 401 ")
 
     @pytest.mark.parametrize("chunked", [False, True])
     def test_too_large(self, server: Serving, chunked: bool) -> None:

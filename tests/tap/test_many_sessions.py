@@ -18,18 +18,18 @@ import aiohttp
 import numpy as np
 import pytest
 
-from slime_plugin.bridge.chat import Chat, ChatML
-from slime_plugin.bridge.engine.base import Generation, Request
-from slime_plugin.bridge.messages import Message
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.record import Meta, Record
-from slime_plugin.tap.limits import Settings
-from slime_plugin.tap.lineage import lineage_of
-from slime_plugin.tap.messages import ToolSpec
-from slime_plugin.tap.recovery import recover
-from slime_plugin.tap.server import Listening
-from slime_plugin.tap.session import TapSession
+from slime_plugin.recovery.conversations import find_conversations
+from slime_plugin.recovery.recover import recover
+from slime_plugin.rollout.chat import Chat, ChatML
+from slime_plugin.rollout.engine.engine import Generation, Request
+from slime_plugin.rollout.messages import Message
+from slime_plugin.tap.limits import ServerSettings
+from slime_plugin.tap.payload import ToolSpec
+from slime_plugin.tap.server import TapServer
 from slime_plugin.tap.tap import Tap
+from slime_plugin.tap.tap_session import TapSession
 from slime_plugin.tree import Trajectory, branches_of
 from tests.conftest import ROOT
 from tests.tap.engines import sampled, spell
@@ -188,16 +188,16 @@ class ChatClient(Client):
 
 def record_of(session: TapSession) -> Record:
     recovered = recover(session.contexts, session.parents, session.lost, {})
-    assert "untrained" not in recovered.extra
-    assert recovered.extra["retokenised"] == {"messages": 0, "tokens": 0}
-    return recovered.record(Meta(id=session.id, extra=recovered.extra))
+    assert "untrained" not in recovered.report.to_json()
+    assert recovered.report.to_json()["retokenised"] == {"messages": 0, "tokens": 0}
+    return recovered.record(Meta(id=session.id, extra=recovered.report.to_json()))
 
 
 def check(session: TapSession, prompts: list[list[int]], chat: Chat) -> Record:
     """Its record trains all that was sampled, under the prompts that the engine was sent, and nothing else."""
     assert len(session.turns) == len(prompts) == TURNS
     assert (session.lost, session.retries, session.ending) == ({}, 0, None)
-    (line,) = lineage_of(session.contexts, session.parents).lines
+    (line,) = find_conversations(session.contexts, session.parents).all
     (chain,) = line.chains
     assert chain.turns == session.turns
     record = record_of(session)
@@ -222,7 +222,10 @@ async def play(sessions: int, logs: Path) -> None:
     tap = Tap(chat, LIMITS, logs, model=MODEL)
     opened = [tap.open(f"rollout-{i}", engine, seed=i) for i in range(sessions)]
     connector = aiohttp.TCPConnector(limit=CONNECTIONS)
-    async with Listening(tap, Settings()) as server, aiohttp.ClientSession(server.url, connector=connector) as http:
+    async with (
+        TapServer(tap, ServerSettings()) as server,
+        aiohttp.ClientSession(server.url, connector=connector) as http,
+    ):
         kinds = (AnthropicClient, ChatClient)
         clients = [kinds[i % 2](session.id, token, chat, http) for i, (session, token) in enumerate(opened)]
         await asyncio.gather(*(client.run() for client in clients))

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugin.tap.dialects import DIALECTS, read_arguments
-from slime_plugin.tap.messages import Answer, Call, Reply
+from slime_plugin.tap.payload import Answer, Reply, ToolCall
+from slime_plugin.tap.wire import WIRE_FORMATS
+from slime_plugin.tap.wire.wire_format import read_arguments
 from tests.tap.http import saying
 
 ANTHROPIC, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
@@ -37,7 +38,7 @@ arguments = objects | st.text().filter(lambda words: isinstance(read_arguments(w
 @st.composite
 def answers(draw: st.DrawFn) -> Answer:
     names = draw(st.lists(st.text(min_size=1), max_size=3))
-    calls = tuple(Call(f"c{index}", name, draw(arguments)) for index, name in enumerate(names))
+    calls = tuple(ToolCall(f"c{index}", name, draw(arguments)) for index, name in enumerate(names))
     thought = draw(st.none() | st.text())
     return saying(draw(st.text()), *calls, thought=thought, finish=draw(st.sampled_from(["stop", "calls", "length"])))
 
@@ -53,12 +54,12 @@ def replayed(path: str, body: dict[str, Any]) -> list[Any]:
             return list(body["output"])
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("path", WIRE_FORMATS)
 @given(answer=answers())
 def test_what_is_said_comes_back(path: str, answer: Answer) -> None:
-    body = json.loads(DIALECTS[path].whole(answer))
+    body = json.loads(WIRE_FORMATS[path].whole(answer))
     key = "input" if path == RESPONSES else "messages"
-    parts = DIALECTS[path].read({"model": "m", key: [HI, *replayed(path, body), HI]}).parts[1:-1]
+    parts = WIRE_FORMATS[path].read({"model": "m", key: [HI, *replayed(path, body), HI]}).parts[1:-1]
     text = answer.text if answer.text.strip() else ""
     thought = answer.thought if answer.thought and answer.thought.strip() else None
     if not (text or answer.calls or thought) and not parts:
@@ -167,17 +168,17 @@ def gather_responses(stream: list[tuple[str | None, Any]]) -> Any:
 GATHER = {ANTHROPIC: gather_anthropic, CHAT: gather_chat, RESPONSES: gather_responses}
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("path", WIRE_FORMATS)
 @given(answer=answers())
 def test_a_stream_says_what_a_whole_answer_says(path: str, answer: Answer) -> None:
-    dialect = DIALECTS[path]
+    wire_format = WIRE_FORMATS[path]
     echo = {"include_usage": True} if path == CHAT else {}
-    assert GATHER[path](events(dialect.events(answer, echo))) == json.loads(dialect.whole(answer, echo))
+    assert GATHER[path](events(wire_format.events(answer, echo))) == json.loads(wire_format.whole(answer, echo))
 
 
-@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("path", WIRE_FORMATS)
 def test_anything_a_policy_says_can_be_sent(path: str) -> None:
     """Also numbers and characters that are no JSON to orjson."""
-    answer = saying("half \ud83d", Call("c", "f", {"n": 10**40, "x": float("inf")}), Call("d", "f", '{"a": '))
-    assert DIALECTS[path].whole(answer)
-    assert list(DIALECTS[path].events(answer))
+    answer = saying("half \ud83d", ToolCall("c", "f", {"n": 10**40, "x": float("inf")}), ToolCall("d", "f", '{"a": '))
+    assert WIRE_FORMATS[path].whole(answer)
+    assert list(WIRE_FORMATS[path].events(answer))

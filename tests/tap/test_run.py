@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.engine.base import Request
-from slime_plugin.bridge.harness import Running
-from slime_plugin.bridge.messages import Question
-from slime_plugin.bridge.reward import Outcome
+from slime_plugin.agents import Thread
 from slime_plugin.config.overrides import parse_cell
+from slime_plugin.environments import open_environment
 from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record
-from slime_plugin.tap.run import open_surroundings
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.engine.engine import Request
+from slime_plugin.rollout.environment import RolloutHandle
+from slime_plugin.rollout.messages import Question
+from slime_plugin.rollout.reward import Outcome
 from tests.conftest import ROOT
 from tests.tap.engines import Scripted, spell
+from tests.tap.own_driver import OwnDriver
+
+
+class WorkerDriver(OwnDriver):
+    """Its agent says nothing of conversations, so the driver reads what every client sends."""
+
+    @classmethod
+    def thread_of(cls, headers: Mapping[str, str]) -> Thread:
+        return Thread(headers["user-agent"], parent="somebody")
+
 
 MODEL = ROOT / "examples" / "small_world" / "model"
 QUESTION = Question("q", "What is the word?", ("blue",))
@@ -38,14 +49,14 @@ def settings(harness: dict[str, Any] | None = None, **blocks: Any) -> dict[str, 
 def roll_out(
     given: dict[str, Any],
     words: Callable[[int], str | None],
-    meanwhile: Callable[[Running, Scripted], Any] | None = None,
+    meanwhile: Callable[[RolloutHandle, Scripted], Any] | None = None,
 ) -> tuple[Record, Scripted]:
     """``words`` are what is said in each turn."""
 
     async def play() -> tuple[Record, Scripted]:
         count = iter(range(1000))
         engine = Scripted(ChatML.load(MODEL), lambda request: words(next(count)))
-        async with open_surroundings(parse_cell(given, (), "the test")) as agents:
+        async with open_environment(parse_cell(given, (), "the test")) as agents:
             rollout = agents.begin(engine, QUESTION, "q-0", 7)
             beside = asyncio.create_task(meanwhile(rollout, engine)) if meanwhile is not None else None
             record = await rollout.run()
@@ -73,6 +84,11 @@ def test_from_a_question_to_a_rewarded_record() -> None:
     last = list(engine.requests[-1].prompt)
     assert record.tokens[record.view_positions(-1)].tolist()[: len(last)] == last
     assert "untrained" not in meta.extra
+
+
+def test_a_driver_tells_conversations_apart() -> None:
+    record, _ = roll_out(settings({"type": "tests.tap.test_run:WorkerDriver"}), calling)
+    assert [found.name for found in record.meta.report.conversations] == ["subagent"]
 
 
 def test_a_reward_of_ones_own_judges_the_last_message() -> None:
@@ -131,7 +147,7 @@ def test_an_agent_that_hangs_is_ended_in_time() -> None:
 
 
 def test_a_rollout_that_is_stopped_counts_what_was_being_sampled() -> None:
-    async def stop(rollout: Running, engine: Scripted) -> None:
+    async def stop(rollout: RolloutHandle, engine: Scripted) -> None:
         while len(engine.requests) < 2:
             await asyncio.sleep(0.01)
         rollout.stop()
@@ -146,7 +162,7 @@ def test_a_rollout_that_is_stopped_counts_what_was_being_sampled() -> None:
     [
         (settings({"asks": "many"}), "harness: asks"),
         (settings({"train": {"summaries": -1}}), "harness: train.summaries"),
-        (settings({"program": "nowhere"}), "harness.program: nowhere is no program"),
+        (settings({"program": "nowhere"}), "harness.program: nowhere is not an executable"),
         (settings(method={"type": "mask4d", "packing": "union"}), "union needs to know when each token left"),
         (settings(tools=[{"type": "search", "backend": {"type": "bm25", "corpus": "x"}}]), "has tools of its own"),
     ],

@@ -9,17 +9,29 @@ from typing import Any
 
 import pytest
 
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.engine.base import NoEngine, Request
+from slime_plugin.agents import any_thread_of
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.record import Meta, Record
-from slime_plugin.tap.lineage import lineage_of
-from slime_plugin.tap.log import LogError
-from slime_plugin.tap.messages import Answer, Call, Part, Payload, Reply, Result, TapError, Text, TooLongError, ToolSpec
-from slime_plugin.tap.recovery import Recovered, recover
-from slime_plugin.tap.serving import Ask
-from slime_plugin.tap.session import History, TapSession
+from slime_plugin.recovery.conversations import find_conversations
+from slime_plugin.recovery.recover import Recovered, recover
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.engine.engine import Request
+from slime_plugin.tap.payload import (
+    Answer,
+    ClientRequest,
+    Part,
+    Payload,
+    Reply,
+    TapError,
+    Text,
+    ToolCall,
+    TooLongError,
+    ToolResult,
+    ToolSpec,
+)
+from slime_plugin.tap.session_log import LogError
 from slime_plugin.tap.tap import Tap
+from slime_plugin.tap.tap_session import SessionHistory, TapSession
 from slime_plugin.tree import Trajectory, branches_of
 from tests.conftest import ROOT
 from tests.tap.engines import Scripted, spell
@@ -37,7 +49,9 @@ class Client:
         self.chat = ChatML.load(MODEL)
         self.said: list[str] = []
         self.engine = Scripted(self.chat, self._say)
-        self.tap = Tap(self.chat, Rollout(**limits), folder, model="policy", keep_thoughts=keep_thoughts)
+        self.tap = Tap(
+            self.chat, Rollout(**limits), folder, model="policy", thread_of=any_thread_of(), keep_thoughts=keep_thoughts
+        )
         self.session, self.token = self.tap.open("s", self.engine, seed=1)
         self.next: str | None = None
 
@@ -48,7 +62,7 @@ class Client:
         self.next = says
         headers = how.pop("headers", {})
         payload = Payload("policy", tuple(parts), how.pop("tools", TOOLS), **how)
-        return await self.session.answer(Ask(payload, digest or repr(payload), headers))
+        return await self.session.answer(ClientRequest(payload, digest or repr(payload), headers))
 
     def recovered(self, **weights: float) -> Recovered:
         session = self.session
@@ -57,7 +71,7 @@ class Client:
     def record(self, **weights: float) -> Record:
         """Its branches train each token after exactly what the engine was sent."""
         recovered = self.recovered(**weights)
-        record = recovered.record(Meta(id="s", extra=recovered.extra))
+        record = recovered.record(Meta(id="s", extra=recovered.report.to_json()))
         prompts = [tuple(request.prompt) for request in self.engine.requests]
         for branch in branches_of(Trajectory.of(record)):
             tokens = record.tokens[branch.tape].tolist()
@@ -65,7 +79,7 @@ class Client:
                 if branch.trained[i] and not branch.trained[i - 1]:
                     assert tuple(tokens[:i]) in prompts
         everything = sum(turn.sampled for turn in self.session.turns) + self.session.lost.total()
-        untrained = sum(recovered.extra.get("untrained", {}).values())
+        untrained = sum(recovered.report.to_json().get("untrained", {}).values())
         assert int(record.generated.sum()) + untrained == everything
         return record
 
@@ -73,9 +87,9 @@ class Client:
         return [edit.extra["cause"] for edit in self.record().edits]
 
 
-def record_of(history: History) -> Record:
+def record_of(history: SessionHistory) -> Record:
     recovered = recover(history.contexts, history.parents, history.lost, WEIGHTS)
-    return recovered.record(Meta(id=history.id, extra=recovered.extra))
+    return recovered.record(Meta(id=history.id, extra=recovered.report.to_json()))
 
 
 def back(answer: Answer, **changes: Any) -> Reply:
@@ -101,7 +115,7 @@ async def three_turns(client: Client, thought: str | None = None) -> list[Part]:
     parts: list[Part] = [SYSTEM, TASK]
     for number in range(3):
         answer = await client.ask(parts, looking(number, thought and f"{thought} {number}"))
-        parts += [back(answer), Result(answer.calls[0].id, f"result {number}")]
+        parts += [back(answer), ToolResult(answer.calls[0].id, f"result {number}")]
     return parts
 
 
@@ -132,7 +146,7 @@ def test_a_turn_that_nobody_waits_for_is_aborted_and_counted(tmp_path: Path) -> 
         await client.ask([TASK], looking(0), digest="x")
 
     client = play(tmp_path, story)
-    assert client.recovered().extra["untrained"] == {"cancelled": 3}
+    assert client.recovered().report.to_json()["untrained"] == {"cancelled": 3}
     assert len(client.session.turns) == 1
 
 
@@ -154,7 +168,7 @@ def test_a_tap_that_died_goes_on_where_it_was(tmp_path: Path) -> None:
         assert client.record() == before
         again = await client.ask(parts, looking(4), digest="last")
         assert (again.id, again.text, again.calls) == (answer.id, answer.text, answer.calls)
-        await client.ask([*parts, back(answer), Result(answer.calls[0].id, "result 3")], spell("Done."))
+        await client.ask([*parts, back(answer), ToolResult(answer.calls[0].id, "result 3")], spell("Done."))
 
     client = play(tmp_path, story)
     assert len(client.record().views) == 1
@@ -169,7 +183,9 @@ def test_what_a_client_changes_without_meaning_it_breaks_nothing(tmp_path: Path)
             if isinstance(part, Reply):
                 call = part.calls[0]
                 assert isinstance(call.arguments, dict)
-                other = Call("renamed", call.name.upper(), {key: float(value) for key, value in call.arguments.items()})
+                other = ToolCall(
+                    "renamed", call.name.upper(), {key: float(value) for key, value in call.arguments.items()}
+                )
                 changed.append(Reply(f"  {part.text}\n", (other,), thought=None))
             else:
                 changed.append(part)
@@ -190,8 +206,8 @@ def test_a_compaction(tmp_path: Path) -> None:
 
     client = play(tmp_path, story)
     assert client.causes() == ["compaction"]
-    lineage = lineage_of(client.session.contexts, client.session.parents)
-    assert sorted(lineage.kinds.values()) == ["main"] * 4 + ["summary"]
+    conversations = find_conversations(client.session.contexts, client.session.parents)
+    assert sorted(conversations.kinds.values()) == ["main"] * 4 + ["summary"]
     off = client.record(summaries=0.0)
     assert set(off.meta.extra["untrained"]) == {"summary"}
     half = client.record(summaries=0.5)
@@ -215,7 +231,7 @@ def test_a_summary_that_comes_back_as_the_turn_it_was(tail: tuple[Part, ...], tm
 
     client = play(tmp_path, story)
     assert client.causes() == ["compaction"]
-    kinds = lineage_of(client.session.contexts, client.session.parents).kinds
+    kinds = find_conversations(client.session.contexts, client.session.parents).kinds
     assert [kinds[turn.id] for turn in client.session.turns] == ["main", "main", "main", "summary", "main"]
     record = client.record()
     assert len(record.views) == 2
@@ -229,7 +245,7 @@ def test_a_window_over_the_last_turns(tmp_path: Path) -> None:
 
     client = play(tmp_path, story)
     assert client.causes() == ["compaction"]
-    assert {*lineage_of(client.session.contexts, client.session.parents).kinds.values()} == {"main"}
+    assert {*find_conversations(client.session.contexts, client.session.parents).kinds.values()} == {"main"}
 
 
 @pytest.mark.parametrize("tools", [TOOLS, ()])
@@ -251,13 +267,13 @@ def test_a_client_that_takes_one_call_at_a_time(tmp_path: Path) -> None:
         two = spell("Both.", [("look", {"at": 1}), ("look", {"at": 2})])
         answer = await client.ask([SYSTEM, TASK], two, one_call=True)
         assert [call.arguments for call in answer.calls] == [{"at": 1}]
-        again = client.tap.read(client.tap.log_of("s")).turns[0].said
+        again = client.tap.read(client.tap.log_of("s")).turns[0].content
         assert (again.text, again.calls) == (answer.text, answer.calls)
-        await client.ask([SYSTEM, TASK, back(answer), Result(answer.calls[0].id, "1")], spell("Done."))
+        await client.ask([SYSTEM, TASK, back(answer), ToolResult(answer.calls[0].id, "1")], spell("Done."))
 
     client = play(tmp_path, story)
     assert len(client.record().views) == 1
-    assert client.recovered().extra["retokenised"]["messages"] == 0
+    assert client.recovered().report.to_json()["retokenised"]["messages"] == 0
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -275,7 +291,7 @@ def test_what_a_client_says_its_requests_are_for(named: bool, tmp_path: Path) ->
         await client.ask([*parts, Text("user", "Go on.")], spell("Done."), headers=headers("main"))
 
     client = play(tmp_path, story)
-    kinds = lineage_of(client.session.contexts, client.session.parents).kinds
+    kinds = find_conversations(client.session.contexts, client.session.parents).kinds
     found = [kinds[turn.id] for turn in client.session.turns]
     assert found[3:] == (["auxiliary", "summary", "main"] if named else ["auxiliary", "auxiliary", "main"])
     assert [turn.purpose for turn in client.tap.read(client.tap.log_of("s")).turns][3:] == (
@@ -286,10 +302,10 @@ def test_what_a_client_says_its_requests_are_for(named: bool, tmp_path: Path) ->
 def test_a_prune(tmp_path: Path) -> None:
     async def story(client: Client) -> None:
         parts = await three_turns(client)
-        first = parts.index(next(part for part in parts if isinstance(part, Result)))
-        parts[first] = Result("x", "[cleared]")
+        first = parts.index(next(part for part in parts if isinstance(part, ToolResult)))
+        parts[first] = ToolResult("x", "[cleared]")
         answer = await client.ask(parts, looking(3))
-        await client.ask([*parts, back(answer), Result(answer.calls[0].id, "more")], spell("Done."))
+        await client.ask([*parts, back(answer), ToolResult(answer.calls[0].id, "more")], spell("Done."))
 
     client = play(tmp_path, story)
     assert client.causes() == ["prune"]
@@ -335,7 +351,7 @@ def test_a_turn_that_is_asked_for_again_in_other_bytes_is_not_trained(tmp_path: 
     async def story(client: Client) -> None:
         await client.ask([SYSTEM, TASK], looking(0), digest="one")
         used = await client.ask([SYSTEM, TASK], looking(1), digest="two")
-        await client.ask([SYSTEM, TASK, back(used), Result(used.calls[0].id, "it")], spell("Done."))
+        await client.ask([SYSTEM, TASK, back(used), ToolResult(used.calls[0].id, "it")], spell("Done."))
 
     client = play(tmp_path, story)
     assert client.causes() == []
@@ -350,8 +366,8 @@ def test_a_subagent_whether_the_client_names_it_or_not(named: bool, tmp_path: Pa
         begun = await client.ask([SYSTEM, TASK], looking(0), **mine)
         sub: list[Part] = [Text("system", "You help."), Text("user", "Look there.")]
         one = await client.ask(sub, looking(1), **its)
-        two = await client.ask([*sub, back(one), Result(one.calls[0].id, "there")], spell("Seen."), **its)
-        await client.ask([SYSTEM, TASK, back(begun), Result(begun.calls[0].id, two.text)], spell("Done."), **mine)
+        two = await client.ask([*sub, back(one), ToolResult(one.calls[0].id, "there")], spell("Seen."), **its)
+        await client.ask([SYSTEM, TASK, back(begun), ToolResult(begun.calls[0].id, two.text)], spell("Done."), **mine)
 
     client = play(tmp_path, story)
     assert client.causes() == ["subagent", "subagent"]
@@ -405,7 +421,7 @@ def test_names_of_sessions_are_no_paths(tmp_path: Path) -> None:
     chat = ChatML.load(MODEL)
     tap = Tap(chat, Rollout(), tmp_path / "logs", model="policy")
     for name in ("../../etc/passwd", "/etc/passwd", "a/b", "a\0b", ".hidden", "x" * 5000):
-        session, _ = tap.open(name, NoEngine())
+        session, _ = tap.open(name, Scripted(chat, lambda request: None))
         assert isinstance(session, TapSession)
         assert tap.log_of(name).parent == tmp_path / "logs"
         assert tap.log_of(name).is_file()

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from slime_plugin.bridge.chat import ChatML
-from slime_plugin.bridge.session import Ending
 from slime_plugin.config.rollout import Rollout
-from slime_plugin.tap import session as tap_session
-from slime_plugin.tap.causes import MOST_PAIRS, explain
-from slime_plugin.tap.log import LogError
-from slime_plugin.tap.messages import Call, Part, Payload, Reply, Result, TapError, Text
-from slime_plugin.tap.pieces import Piece
+from slime_plugin.recovery.causes import MAX_PAIRS, explain
+from slime_plugin.rollout.chat import ChatML
+from slime_plugin.rollout.turn_loop import Ending
+from slime_plugin.tap import tap_session
+from slime_plugin.tap.blocks import Block
+from slime_plugin.tap.payload import Part, Payload, Reply, TapError, Text, ToolCall, ToolResult
+from slime_plugin.tap.session_log import LogError
 from slime_plugin.tap.tap import Tap
 from tests.tap.engines import Scripted, spell
 from tests.tap.test_session import MODEL, SYSTEM, TASK, TOOLS, Client, looking, play, record_of, three_turns
@@ -54,7 +54,7 @@ def test_turns_are_limited_also_when_all_ask_at_once(tmp_path: Path) -> None:
 
 def test_only_so_many_turns_are_under_way(tmp_path: Path) -> None:
     async def story(client: Client) -> None:
-        most = tap_session.MOST_AT_ONCE
+        most = tap_session.MAX_CONCURRENT_TURNS
         waiting = [asyncio.create_task(refused(client, number, Scripted.HANG)) for number in range(most)]
         await asyncio.sleep(0.05)
         assert await refused(client, most) == "overloaded"
@@ -64,7 +64,7 @@ def test_only_so_many_turns_are_under_way(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         assert await refused(client, most) == ""
 
-    assert play(tmp_path, story, turns=100).session.lost == {"cancelled": 3 * tap_session.MOST_AT_ONCE}
+    assert play(tmp_path, story, turns=100).session.lost == {"cancelled": 3 * tap_session.MAX_CONCURRENT_TURNS}
 
 
 def test_titles_do_not_go_on_for_ever(tmp_path: Path) -> None:
@@ -141,14 +141,14 @@ def test_a_log_that_cannot_be_written_keeps_what_was_answered(
             return usual(file, data[:part])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slime_plugin.tap.log.os.write", write)
+    monkeypatch.setattr("slime_plugin.tap.session_log.os.write", write)
 
     async def story(client: Client) -> None:
         nonlocal full
         await three_turns(client)
         before = client.record()
         full = True
-        with pytest.raises(TapError, match="could not be written down"):
+        with pytest.raises(TapError, match="could not be logged"):
             await client.ask([SYSTEM, TASK, Text("user", "More.")], looking(3))
         full = False
         with pytest.raises(TapError, match="over"):
@@ -179,23 +179,23 @@ def test_long_texts_are_tokenised_beside_the_loop(tmp_path: Path, monkeypatch: p
     where: dict[int, int] = {}
 
     async def story(client: Client) -> None:
-        usual = client.session.contexts.find
+        usual = client.session.contexts.match
 
-        def find(payload: Payload, thread: str | None) -> Any:
+        def match(payload: Payload, thread: str | None) -> Any:
             where[payload.size] = threading.get_ident()
             return usual(payload, thread)
 
-        monkeypatch.setattr(client.session.contexts, "find", find)
+        monkeypatch.setattr(client.session.contexts, "match", match)
         await client.ask([SYSTEM, TASK], looking(0))  # from now on, the system message and the tools are known
-        heavy = "a" * (2 * tap_session.HEAVY)
+        heavy = "a" * (2 * tap_session.THREADED_CHARS)
         parts: list[Part] = [
             Text("user", "a"),
             Text("user", heavy),
-            Result("c", heavy),
-            Reply("", (Call("c", "look", {"at": [heavy]}),)),
+            ToolResult("c", heavy),
+            Reply("", (ToolCall("c", "look", {"at": [heavy]}),)),
             Reply("", (), heavy),
         ]
-        for number, part in enumerate(parts, tap_session.HEAVY + 1):
+        for number, part in enumerate(parts, tap_session.THREADED_CHARS + 1):
             payload = Payload("policy", (SYSTEM, part), TOOLS, size=number)
             assert await client.session.count(payload) > part.size / 10
 
@@ -207,7 +207,7 @@ def test_long_texts_are_tokenised_beside_the_loop(tmp_path: Path, monkeypatch: p
 
 def test_more_messages_than_tokens_are_not_even_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(client: Client) -> None:
-        monkeypatch.setattr(client.session.contexts, "find", None)
+        monkeypatch.setattr(client.session.contexts, "match", None)
         with pytest.raises(TapError, match="the context has 101 tokens, at most 100 fit"):
             await client.ask([*[Text("user", "a")] * 101], looking(0))
 
@@ -248,14 +248,14 @@ def test_a_log_with_lines_missing_is_refused(tmp_path: Path) -> None:
     assert refused > len(lines) / 2
 
 
-def pieces(words: str) -> list[Piece]:
-    return [Piece(word, "tool", (1,)) for word in words.split()]
+def pieces(words: str) -> list[Block]:
+    return [Block(word, "tool", (1,)) for word in words.split()]
 
 
 def test_contexts_of_nothing_but_equal_pieces_are_compared_too() -> None:
     """With care this would take minutes."""
     many = 4000
-    assert many**2 > MOST_PAIRS
+    assert many**2 > MAX_PAIRS
     found = explain(pieces("h " + "a b " * many), pieces("h " + "a a b b " * (many // 2)))
     assert found.cause == "prune"
     gone = explain(pieces("h " + "a " * many), pieces("h " + "a " * (many - 10) + "c"))

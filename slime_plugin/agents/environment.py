@@ -1,0 +1,285 @@
+"""Rollouts of agents, from a question to the record.
+
+The agent is started in folders of its own and works until it is done or a limit ends it. Its requests are in a session
+of the tap; the record is recovered from that, also if the agent failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slime_plugin.agents import AgentTask, Driver, Finished, any_thread_of, run_agent
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import Mask4d
+from slime_plugin.config.rollout import Rollout
+from slime_plugin.errors import ConfigError, MemoryWalkerError, RecordError
+from slime_plugin.record import Meta, Record, RolloutReport
+from slime_plugin.recovery.recover import Recovered, recover
+from slime_plugin.rollout.chat import load_chat
+from slime_plugin.rollout.chat.chat import Chat
+from slime_plugin.rollout.engine.engine import Engine
+from slime_plugin.rollout.environment import check_model
+from slime_plugin.rollout.messages import Question
+from slime_plugin.rollout.reward import Outcome, build_reward, extract_answer
+from slime_plugin.rollout.turn_loop import Ending
+from slime_plugin.tap.payload import StopReason
+from slime_plugin.tap.tap import Tap
+from slime_plugin.tap.tap_session import TapSession
+
+MODEL = "policy"
+"""Name of the policy for agents: none of them knows it, so none assumes anything."""
+SERVER_PACKAGES = ("h11", "starlette", "uvicorn")
+"""Packages that only agents need."""
+_STOPS: dict[StopReason, str] = {"length": "turn tokens", "context": "context"}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class AgentEnvironment:
+    """Opens rollouts of an agent."""
+
+    name: str
+    driver: Driver[Any]
+    tap: Tap
+    url: str
+    reward: Callable[[Outcome], Awaitable[float]]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.limits, self.chat = self.tap.limits, self.tap.chat
+        self.slots = asyncio.Semaphore(self.driver.settings.processes)
+
+    def begin(self, engine: Engine, question: Question, id: str, seed: int | None = None) -> AgentRollout:
+        return AgentRollout(self, engine, question, id, seed)
+
+
+class AgentRollout:
+    """One rollout of one question: ``run`` is called once."""
+
+    def __init__(self, agents: AgentEnvironment, engine: Engine, question: Question, id: str, seed: int | None) -> None:
+        self._agents, self._engine, self._question, self._id, self._seed = agents, engine, question, id, seed
+        self._stop = asyncio.Event()
+        self._stopped = False
+        self._session: TapSession | None = None
+
+    @property
+    def turns(self) -> int:
+        return 0 if self._session is None else len(self._session.turns)
+
+    def stop(self) -> None:
+        """End soon as aborted, keeping what was sampled. May be called at any time, any number of times."""
+        self._stopped = True
+        self._stop.set()
+
+    async def run(self) -> Record:
+        """Return the record of the rollout. Raises nothing but cancellation."""
+        agents = self._agents
+        folder = agents.folder / f"rollout-{secrets.token_hex(8)}"
+        try:
+            async with agents.slots:
+                ending = await self._work(folder)
+            return await self._record(ending)
+        finally:
+            if not agents.driver.settings.keep_folders:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                if self._session is not None:
+                    agents.tap.log_of(self._session.id).unlink(missing_ok=True)
+
+    async def _work(self, folder: Path) -> Ending:
+        agents = self._agents
+        try:
+            folder.mkdir()
+            self._session, token = agents.tap.open(f"{self._id}-{folder.name}", self._engine, self._seed)
+            try:
+                return self._ending(await self._run_agent(self._session, token, folder))
+            finally:
+                agents.tap.close(self._session)
+                await self._session.close({"status": "closed"})
+        except (MemoryWalkerError, OSError) as error:
+            _log.warning("rollout %s failed: %s", self._id, error)
+            return Ending("failed", "error", str(error))
+
+    async def _run_agent(self, session: TapSession, token: str, folder: Path) -> Finished:
+        agents, limits = self._agents, self._agents.limits
+        work, template = folder / "work", agents.driver.settings.workspace
+        if template is None:
+            work.mkdir()
+        elif not template.is_dir():
+            raise ConfigError(f"harness.workspace: there is no folder {template}")
+        else:
+            await asyncio.to_thread(shutil.copytree, template, work, symlinks=True)
+        task = _task(self._question.text, agents.url, token, limits)
+        stop_with_session = asyncio.create_task(self._stop_with(session))
+        try:
+            return await run_agent(
+                agents.driver,
+                task,
+                home=folder / "home",
+                work=work,
+                seconds=limits.seconds or float(10**9),
+                stop=self._stop,
+                log=folder,
+            )
+        finally:
+            stop_with_session.cancel()
+
+    async def _stop_with(self, session: TapSession) -> None:
+        """Stop an agent whose session is over: it would only ask again."""
+        await session.over.wait()
+        self._stop.set()
+
+    def _ending(self, finished: Finished) -> Ending:
+        assert self._session is not None
+        ending = self._session.ending
+        if self._stopped:
+            return Ending("aborted", "stopped")
+        if ending is not None and (self._session.over.is_set() or finished.status == "failed"):
+            return ending
+        if finished.status == "completed" and not self._session.turns:
+            return Ending("failed", "agent", "the agent ended without asking the policy anything")
+        if finished.status == "truncated":
+            return Ending("truncated", "time" if finished.code is None else "turns")
+        if finished.status == "completed":
+            return Ending("completed", "")
+        return Ending("failed", "agent", finished.reason)
+
+    def _settled(self, ending: Ending, recovered: Recovered, answer: str | None) -> Ending:
+        """Agents fail, or end without an answer, when a turn is cut off or a context does not fit. That is a limit, so
+        the rollout counts as truncated."""
+        assert self._session is not None
+        if ending.stop not in ("", "agent"):
+            return ending
+        limit = "context" if self._session.overflowed else _STOPS.get(recovered.finish)
+        if limit is not None and (answer is None or ending.status == "failed"):
+            return Ending("truncated", limit, ending.error)
+        if ending.status == "failed":
+            return ending
+        return Ending("completed", "no answer" if answer is None else "answer")
+
+    async def _record(self, ending: Ending) -> Record:
+        session = self._session
+        if session is None:
+            return self._without_tokens(ending, 0)
+        train = self._agents.driver.settings.train
+        reward = None
+        recovered: Recovered | None = None
+        try:
+            weights = train.model_dump()
+            recovered = await asyncio.to_thread(recover, session.contexts, session.parents, session.lost, weights)
+            answer = extract_answer(recovered.reply)
+            ending = self._settled(ending, recovered, answer)
+            if ending.status in ("completed", "truncated"):
+                outcome = Outcome(self._question, recovered.reply, answer, ending.status)
+                reward = await asyncio.wait_for(self._agents.reward(outcome), self._agents.limits.tool_seconds)
+        except TimeoutError:
+            ending = Ending("failed", "error", "the reward gave no answer in time")
+        except Exception as error:  # noqa: BLE001  # a bad rollout is data: its record says why, and the run continues
+            _log.exception("rollout %s failed", self._id)
+            ending, reward = Ending("failed", "error", f"{type(error).__name__}: {error}"), None
+        try:
+            if recovered is not None and recovered.tokens:
+                return recovered.record(self._meta(ending, reward, recovered.report))
+        except RecordError as error:  # a bug of this package; the run continues without the tokens
+            _log.exception("rollout %s cannot be recorded", self._id)
+            ending = Ending("failed", "error", str(error))
+        return self._without_tokens(ending, sum(turn.sampled for turn in session.turns) + session.lost.total())
+
+    def _without_tokens(self, ending: Ending, sampled: int) -> Record:
+        """Return a record without turns that says how the rollout ended."""
+        report = RolloutReport(calls=0, untrained={"failed": sampled} if sampled else {})
+        opening = self._agents.chat.open_turn()
+        logprobs = [float("nan")] * len(opening)
+        empty = Recovered(list(opening), logprobs, [[(0, len(opening))]], [], report, "", "stop")
+        return empty.record(self._meta(ending, None, report))
+
+    def _meta(self, ending: Ending, reward: float | None, report: RolloutReport) -> Meta:
+        session = self._session
+        report = replace(
+            report,
+            stop=ending.stop,
+            error=ending.error,
+            question=self._question.digest,
+            seed=self._seed,
+            retries=None if session is None else session.retries or None,
+        )
+        return Meta(
+            id=self._id,
+            harness=self._agents.name,
+            group=self._question.id,
+            reward=reward,
+            status=ending.status,
+            weight_version=None if session is None else session.weight_version,
+            extra=report.to_json(),
+        )
+
+
+@asynccontextmanager
+async def open_agent_environment(
+    cell: Cell, driver: Driver[Any], chat: Chat | None = None
+) -> AsyncIterator[AgentEnvironment]:
+    """The environment of an agent, with a tap of its own on a loopback address."""
+    check_black_box(cell, driver)
+    if chat is None:
+        chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
+    from slime_plugin.tap.server import TapServer  # check_black_box has checked that it can be imported
+
+    reward = build_reward(cell.reward)
+    with _folder(keep=driver.settings.keep_folders) as folder:
+        tap = Tap(
+            *(chat, cell.rollout, folder / "logs"),
+            model=MODEL,
+            thread_of=any_thread_of(driver),
+            keep_thoughts=driver.settings.thoughts == "keep",
+        )
+        async with TapServer(tap) as server:
+            yield AgentEnvironment(cell.harness.type, driver, tap, server.url, reward, folder)
+
+
+@contextmanager
+def _folder(*, keep: bool) -> Iterator[Path]:
+    """The parent of the folders of rollouts."""
+    if keep:
+        folder = Path(tempfile.mkdtemp(prefix="memorywalker-kept-"))
+        _log.warning("the folders of the rollouts stay in %s", folder)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="memorywalker-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def check_black_box(cell: Cell, driver: Driver[Any]) -> None:
+    """Raise for settings that do not work with an agent, before anything starts."""
+    for package in SERVER_PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"harness: {cell.harness.type} is served with {package}, which is not installed; "
+                "pip install 'memorywalker[tap]'"
+            )
+    driver.program()
+    if isinstance(cell.method, Mask4d) and cell.method.packing == "union":
+        raise ConfigError(
+            f"method.packing: union needs to know when each token left the context, which {cell.harness.type} does not "
+            "report; use packing trie, which shares what is equal"
+        )
+    if cell.tools:
+        names = ", ".join(tool.type for tool in cell.tools)
+        raise ConfigError(f"tools: {cell.harness.type} has tools of its own, and would not see {names}; leave them out")
+    with tempfile.TemporaryDirectory() as folder:  # settings that do not fit together
+        home, work = Path(folder) / "home", Path(folder) / "work"
+        home.mkdir()
+        work.mkdir()
+        driver.prepare(_task("", "http://127.0.0.1:1", "", cell.rollout), home, work)
+
+
+def _task(text: str, url: str, token: str, limits: Rollout) -> AgentTask:
+    return AgentTask(text, url, token, MODEL, limits.context_tokens, limits.turn_tokens, limits.turns)

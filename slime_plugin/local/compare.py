@@ -1,0 +1,266 @@
+"""Compares methods on the same rollouts: the logdiff of each, and its cost.
+
+Every batch is scored with the weights that sampled it, one version after the other in the same processes. So an exact
+method is at the rounding error of the two engines, the *floor*; what another method has above it is its own error. The
+cost is measured on the path that trains: whole iterations on one batch, methods in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from slime_plugin.architecture import Architecture
+from slime_plugin.config.method import Method, NaiveCompressed
+from slime_plugin.errors import ConfigError
+from slime_plugin.hooks.rollout import convert_samples
+from slime_plugin.local.micro_batches import split_batch
+from slime_plugin.local.rank import Rank
+from slime_plugin.local.sample import recorded_samples
+from slime_plugin.local.score import (
+    RecordScore,
+    Scorer,
+    check_records,
+    score_on_rank,
+    summarise_scores,
+)
+from slime_plugin.methods import method_of
+from slime_plugin.record import Meta, Record
+from slime_plugin.slime.args import args_of
+from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.transformer_config import torch_dtype
+
+VERSION = 1
+DENOMINATOR = NaiveCompressed().type
+"""The method that costs are measured against."""
+TIMED_ROLLOUTS = 64
+"""Maximum rollouts of a timed iteration: the paper's batch."""
+_UPDATE, _SCORE = 5, 1
+"""Progress per rollout and method, in forward passes: reference, old, and three for an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rollouts of one iteration, and how to score them: with the weights that sampled them."""
+
+    iteration: int
+    records: tuple[Record, ...]
+    scorer: Scorer
+
+    @property
+    def edits(self) -> int:
+        return sum(len(record.edits) for record in self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result. All batches have the same methods."""
+
+    batches: Sequence[Batch]
+    scores: Sequence[Sequence[Sequence[RecordScore]]]
+    """By batch and method: one per record."""
+    seconds: Mapping[str, Sequence[float]]
+    """Seconds of training on the timed batch, by method and repetition."""
+    timed: Batch | None
+    """The batch whose training was timed, cut to ``TIMED_ROLLOUTS``."""
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        return self.batches[0].scorer.methods
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for batch in self.batches for record in batch.records]
+
+    def scores_of(self, number: int) -> list[RecordScore]:
+        """Return the scores of all records under one method."""
+        return [score for by_method in self.scores for score in by_method[number]]
+
+    def to_json(self) -> dict[str, Any]:
+        records = self.records
+        methods = {method.type: self._method(method, self.scores_of(i)) for i, method in enumerate(self.methods)}
+        exact = [part["logdiff"] for part in methods.values() if part["exact"] and part["logdiff"]["mean"] is not None]
+        return {
+            "version": VERSION,
+            "floor": min(exact, key=lambda logdiff: float(logdiff["mean"]), default=None),
+            "iterations": [batch.iteration for batch in self.batches],
+            "records": len(records),
+            "sampled": sum(record.sampled for record in records),
+            "machine": _machine(self.batches[0].scorer),
+            "denominator": DENOMINATOR,
+            "timed": self._timed(),
+            "methods": methods,
+            "by_iteration": [
+                {
+                    "iteration": batch.iteration,
+                    "methods": {
+                        method.type: summarise_scores(batch.records, scores)["logdiff"]
+                        for method, scores in zip(self.methods, by_method, strict=True)
+                    },
+                }
+                for batch, by_method in zip(self.batches, self.scores, strict=True)
+            ],
+        }
+
+    def _method(self, method: Method, scores: Sequence[RecordScore]) -> dict[str, Any]:
+        summary = summarise_scores(self.records, scores)
+        off_context = [score.off_context for score in scores]
+        return {
+            "exact": method_of(method).exact,
+            "logdiff": summary["logdiff"],
+            "share_trained": summary["tokens"] / summary["sampled"] if summary["sampled"] else None,
+            "trained": summary["tokens"],
+            "tokens": sum(score.tokens for score in scores),
+            "teacher_tokens": sum(score.teacher_tokens for score in scores),
+            **self._cost(method.type),
+            "off_context": None if None in off_context else sum(number or 0 for number in off_context),
+            **{key: summary[key] for key in ("lost", "places", "junctions", "leaves")},
+        }
+
+    def _timed(self) -> dict[str, int] | None:
+        if self.timed is None:
+            return None
+        rollouts, repeats = len(self.timed.records), len(self.seconds[DENOMINATOR])
+        return {"iteration": self.timed.iteration, "records": rollouts, "repeats": repeats}
+
+    def _cost(self, method: str) -> dict[str, float | None]:
+        """Ratios are taken within each repetition, because machines are noisy."""
+        if self.timed is None:
+            return {"cost": None, "seconds": None}
+        ratios = [a / b for a, b in zip(self.seconds[method], self.seconds[DENOMINATOR], strict=True)]
+        return {"cost": statistics.median(ratios), "seconds": statistics.median(self.seconds[method])}
+
+    def arrays(self, number: int) -> dict[str, NDArray[Any]]:
+        """Log-probability, record and tape position of every trained token under one method."""
+        scores = self.scores_of(number)
+        ids = ["" if record.meta.id is None else str(record.meta.id) for record in self.records]
+        return {
+            "record": np.repeat(np.arange(len(scores), dtype=np.int32), [len(score.tape) for score in scores]),
+            "tape": np.concatenate([score.tape for score in scores]),
+            "logprob": np.concatenate([score.logprobs for score in scores]).astype(np.float32),
+            "ids": np.array(ids, dtype=np.str_),
+            "iteration": np.repeat(
+                np.array([batch.iteration for batch in self.batches], dtype=np.int32),
+                [len(batch.records) for batch in self.batches],
+            ),
+        }
+
+
+def compare(batches: Sequence[Batch], repeats: int, on_progress: Report = lambda done: None) -> Comparison:
+    """Score all batches, and time training ``repeats`` times, if any, on the one with most edits.
+
+    Start and terminate the processes for that. Progress adds up to :func:`units_of_work`.
+    """
+    first = batches[0].scorer
+    if DENOMINATOR not in [method.type for method in first.methods]:
+        raise ConfigError(f"{DENOMINATOR} is not among the methods; costs are measured against it")
+    for batch in batches:
+        check_records(batch.records, batch.scorer)
+        if Architecture.read(batch.scorer.model) != Architecture.read(first.model):
+            raise ConfigError(
+                f"{batch.scorer.model}: has another shape than {first.model}; are both weights of the same run?"
+            )
+    timed = _timed_batch(batches) if repeats else None
+    ranks = run_ranks(first.parallel.ranks, _compare_rank, list(batches), timed, repeats, on_progress=on_progress)
+    return Comparison(batches, *ranks[0], timed)
+
+
+def units_of_work(batches: Sequence[Batch], repeats: int) -> int:
+    """Return the total of the progress of a comparison."""
+    methods = len(batches[0].scorer.methods)
+    scored = _SCORE * methods * sum(len(batch.records) for batch in batches)
+    return scored + (_UPDATE * methods * (repeats + 1) * len(_timed_batch(batches).records) if repeats else 0)
+
+
+def _timed_batch(batches: Sequence[Batch]) -> Batch:
+    """Return the batch with most edits. The time does not depend on rewards, so rollouts without one get 0."""
+    batch = max(batches, key=lambda batch: batch.edits)
+    records = []
+    for number, record in enumerate(batch.records[:TIMED_ROLLOUTS]):
+        meta = Meta(id=number, group=record.meta.group or 0, reward=record.meta.reward or 0.0)
+        records.append(Record(record.tokens, record.generated, record.logprobs, record.views, record.edits, meta))
+    return dataclasses.replace(batch, records=tuple(records))
+
+
+def _compare_rank(
+    report: Report, batches: list[Batch], timed: Batch | None, repeats: int
+) -> tuple[list[list[list[RecordScore]]], dict[str, list[float]]]:
+    """Return the scores of each batch under each method, and the seconds of training as measured on this rank."""
+    first = batches[0].scorer
+    rank = Rank(args_of(first.cell(first.methods[0])), updates=timed is not None)
+
+    def scored(records: int) -> None:
+        report(_SCORE * len(first.methods) * records)
+
+    scores: list[list[list[RecordScore]]] = []
+    seconds: dict[str, list[float]] = {}
+    for number, batch in enumerate(batches):
+        if number:
+            rank.load_weights(batch.scorer.model)
+        scores.append(score_on_rank(scored, batch.records, batch.scorer, rank))
+        if timed is not None and timed.iteration == batch.iteration:
+            seconds = _time_training(report, timed, rank, repeats)
+    return scores, seconds
+
+
+def _time_training(report: Report, batch: Batch, rank: Rank, repeats: int) -> dict[str, list[float]]:
+    """Measure seconds from rollouts to updated weights per repetition: conversion, log-probability passes, an update.
+
+    Methods take turns, another one comes first each time, and the first round only warms up memory and caches. The
+    weights change meanwhile, which does not change the time.
+    """
+    methods = batch.scorer.methods
+    seconds: dict[str, list[float]] = {method.type: [] for method in methods}
+    for repetition in range(repeats + 1):
+        begin = repetition % len(methods)
+        for method in methods[begin:] + methods[:begin]:
+            args = args_of(batch.scorer.cell(method))
+            rank.configure(args)  # each time, or guard rails that switched SDCC off would make it cheap
+            dist.barrier()
+            started = time.perf_counter()
+            trainer = batch.scorer.cell(method).trainer
+            (data,) = split_batch(
+                convert_samples(args, recorded_samples(batch.records)),
+                replicas=1,
+                steps=1,
+                batch_tokens=trainer.batch_tokens * trainer.cp,
+            )
+            rank.train(1, data)  # past the warm-up of SDCC, which is a part of iteration 0
+            taken = time.perf_counter() - started  # its last collective ends on all ranks at once
+            if repetition:
+                seconds[method.type].append(taken)
+            report(_UPDATE * len(batch.records))
+    return seconds
+
+
+def _machine(scorer: Scorer) -> str:
+    """Describe the hardware and versions that the seconds were measured with."""
+    parallel, dtype = scorer.parallel, str(torch_dtype(scorer.dtype)).removeprefix("torch.")
+    if torch.cuda.is_available():
+        device = f"{parallel.ranks} x {torch.cuda.get_device_name()}"
+    else:
+        device = f"{_processor()}, {len(os.sched_getaffinity(0))} cores"
+    split = f"tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}"
+    return f"{device}, {split}, {dtype}, torch {torch.__version__}, megatron-core {version('megatron-core')}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,122 @@
+"""What a plan is computed from: model, cell, average rollout, GPU, and assumptions, none of them measured on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from slime_plugin.architecture import Architecture
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import Sdcc
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.methods import Computed, Workload, lay_out
+from slime_plugin.record import Record
+from slime_plugin.tree import Trajectory, count
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Published numbers, and the share of them that training reaches."""
+
+    name: str
+    flops: float
+    """bfloat16 operations per second, dense."""
+    bandwidth: float
+    """Bytes per second from its own memory."""
+    nvlink: float
+    """Bytes per second to the other GPUs of a node, one way."""
+    mfu: float
+    """Share of ``flops`` that an update reaches: packed rows of a 4B model, split in two. An estimate; faster GPUs
+    wait for memory and launches for a larger share of the time."""
+
+
+GPUS = {
+    "a100": Gpu("A100", 312e12, 2.0e12, 300e9, 0.40),
+    "h100": Gpu("H100", 989e12, 3.35e12, 450e9, 0.30),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the times depend on besides the GPU. ``--assume`` replaces any of them."""
+
+    tool_seconds: float = 3.0
+    """s. A search of the live web, or a page fetched and summarised."""
+    memory_share: float = 0.6
+    """Share of a GPU's bandwidth that decoding reaches: many small kernels read each weight once."""
+    prefill_share: float = 0.4
+    """Share of a GPU's operations that prefill reaches: some hundred tokens at a time, behind a cached prefix."""
+    step_seconds: float = 0.002
+    """s. Scheduling, sampling and HTTP of one decoding step."""
+    allreduce_seconds: float = 15e-6
+    """s. One of the two all-reduces per layer of an engine with several GPUs: latency, the bytes are few."""
+    spread: float = 0.6
+    """Standard deviation over mean of the tokens of a rollout: some answer after three turns, some never."""
+    link: float = 50e9
+    """Bytes per second between nodes, per node: one port of 400 Gb/s. Machines with a port per GPU have eight."""
+    pcie: float = 25e9
+    """Bytes per second between a GPU and its host, one way."""
+    sync: float = 8e9
+    """Bytes per second of weights into engines: gathering, renaming and loading in buckets of 512 MB, not the wire."""
+
+
+ASSUMPTIONS = Assumptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One cell on one kind of GPU."""
+
+    model: Architecture
+    cell: Cell
+    workload: Workload
+    rows: Computed
+    """What the cell's method computes of the average rollout."""
+    gpu: Gpu
+    assumptions: Assumptions
+
+    @property
+    def replicas(self) -> int:
+        return self.cell.cluster.trainer_gpus // self.cell.trainer.parallel.ranks
+
+    @property
+    def rollouts(self) -> int:
+        """Per iteration."""
+        return self.cell.trainer.prompts * self.cell.rollout.samples
+
+    @property
+    def rollouts_per_step(self) -> int:
+        return self.rollouts // self.cell.trainer.steps
+
+    @property
+    def micro_batch(self) -> int:
+        """T, tokens per rank: a row longer than ``batch_tokens`` gets a micro-batch of its own."""
+        trainer = self.cell.trainer
+        return max(trainer.batch_tokens, -(-self.rows.longest // trainer.cp))
+
+
+def counted_workload(records: Iterable[Record]) -> Workload:
+    """The workload of recorded rollouts, to replace the estimate of their harness."""
+    trajectories = [Trajectory.of(record) for record in records if record.generated.any()]
+    if not trajectories:
+        raise MemoryWalkerError("no record with a sampled token to count")
+    counts = [count(trajectory) for trajectory in trajectories]
+    return Workload(
+        turns=fmean(_turns(trajectory.record) for trajectory in trajectories),
+        sampled=fmean(c.R for c in counts),
+        tape=fmean(c.L for c in counts),
+        final=fmean(c.C for c in counts),
+        branches=fmean(c.K + 1 for c in counts),
+        branch_tokens=fmean(c.branch_tokens for c in counts),
+        trie_tokens=fmean(c.trie_tokens for c in counts),
+        teacher_tokens=fmean(lay_out(trajectory, Sdcc()).teacher_tokens for trajectory in trajectories),
+        leaves=fmean(c.D for c in counts),
+        longest_tape=max(c.L for c in counts),
+    )
+
+
+def _turns(record: Record) -> int:
+    """Runs of sampled tokens on the tape."""
+    generated = record.generated
+    return int(generated[0]) + int((generated[1:] & ~generated[:-1]).sum())

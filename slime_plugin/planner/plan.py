@@ -1,0 +1,172 @@
+"""Memory, tokens and time of a cluster job, computed from a cell: without a GPU and without the model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slime_plugin.architecture import Architecture
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import EVERY_METHOD
+from slime_plugin.errors import ConfigError
+from slime_plugin.methods import Computed, Workload, method_of
+from slime_plugin.planner.job import ASSUMPTIONS, Assumptions, Gpu, Job
+from slime_plugin.planner.memory import (
+    BF16,
+    GB,
+    EngineMemory,
+    RankMemory,
+    engine_memory,
+    host_memory,
+    longest_row,
+    rank_memory,
+)
+from slime_plugin.planner.phases import Decoding, Phases, decoding, phases, update_flops
+
+PHASES = {
+    "sampling": (
+        "engines reading and decoding",
+        "more GPUs shorten it, and larger engines (cluster.engine_gpus)",
+    ),
+    "tools": ("waiting for tools", "no GPU shortens it; more rollouts at once hide it"),
+    "tail": ("the longest rollout", "no GPU shortens it; only more rollouts per iteration use the wait"),
+    "update": ("computing updates", "more GPUs shorten it"),
+    "exchange": ("exchanging hidden states", "fewer tensor-parallel ranks shorten it (trainer.tp)"),
+    "imbalance": ("replicas waiting for the longest rows", "more rollouts per replica and step shorten it"),
+    "reduction": ("summing gradients", "a faster link or fewer steps shorten it"),
+    "swap": ("moving weights and optimizer to the host and back", "a finer split shortens it"),
+    "sync": ("sending weights to engines", "it is the same on any number of nodes"),
+}
+"""What happens in each of :class:`Phases`, and what shortens it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One job. ``docs/scale.md`` has the formulas."""
+
+    gpu: Gpu
+    assumptions: Assumptions
+    workload: Workload
+    rollouts: int
+    """Per iteration."""
+    replicas: int
+    rows: Computed
+    """What the cell's method computes of a rollout."""
+    methods: dict[str, Computed]
+    """The same for every method."""
+    micro_batch: int
+    """Tokens of the longest micro-batch of a rank."""
+    capacity: int
+    """Bytes of a GPU."""
+    rank: RankMemory
+    longest_row: int
+    """Tokens of the longest row that would fit; for a tree the largest N_trie, and so of ``method.budget``."""
+    host: int
+    """Bytes of a node's own memory."""
+    engine: EngineMemory
+    decoding: Decoding
+    flops: float
+    """Of the updates of an iteration."""
+    sync_bytes: int
+    """bfloat16 weights, to each engine."""
+    phases: Phases
+    problems: tuple[str, ...]
+    """Why the job would not run."""
+    notes: tuple[str, ...]
+
+    @property
+    def saturates(self) -> str:
+        """The phase that takes longest, how to shorten it, and the next one."""
+        (first, most), (second, next_most), *_ = sorted(asdict(self.phases).items(), key=lambda phase: -phase[1])
+        (name, remedy), (next_name, _) = PHASES[first], PHASES[second]
+        total = self.phases.total
+        return f"{name} takes {most:,.0f} of {total:,.0f} s, then {next_name} with {next_most:,.0f} s; {remedy}"
+
+    def to_json(self) -> dict[str, Any]:
+        sums = {
+            "rank_bytes": self.rank.total,
+            "iteration_seconds": self.phases.total,
+            "rollout_seconds": self.phases.rollout,
+            "training_seconds": self.phases.training,
+        }
+        return asdict(self) | sums | {"saturates": self.saturates}
+
+
+def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions: Assumptions = ASSUMPTIONS) -> Plan:
+    """Plan a cell for which :func:`slime_plugin.cluster.job_problems.job_problems` finds nothing.
+
+    ``workload`` replaces the estimate that the harness declares.
+    """
+    if cell.model is None:
+        raise ConfigError("model: missing; name the folder of a Hugging Face checkpoint")
+    work = workload or cell.harness.workload
+    methods = {
+        method.type: method_of(method).cost(work, cell.rollout.context_tokens)
+        for method in (*EVERY_METHOD, cell.method)
+    }
+    rows = methods[cell.method.type]
+    job = Job(Architecture.of(cell.model), cell, work, rows, gpu, assumptions)
+    rank, engine = rank_memory(job), engine_memory(job)
+    decode = decoding(job, engine)
+    longest = longest_row(job, rank)
+    return Plan(
+        gpu=gpu,
+        assumptions=assumptions,
+        workload=work,
+        rollouts=job.rollouts,
+        replicas=job.replicas,
+        rows=rows,
+        methods=methods,
+        micro_batch=job.micro_batch,
+        capacity=round(cell.cluster.memory * GB),
+        rank=rank,
+        longest_row=longest,
+        host=host_memory(job, rank),
+        engine=engine,
+        decoding=decode,
+        flops=update_flops(job),
+        sync_bytes=BF16 * job.model.parameters,
+        phases=phases(job, rank, decode),
+        problems=tuple(_problems(job, rank, engine, longest)),
+        notes=tuple(_notes(job, engine)),
+    )
+
+
+def _problems(job: Job, rank: RankMemory, engine: EngineMemory, longest: int) -> Iterator[str]:
+    cluster, context = job.cell.cluster, job.cell.rollout.context_tokens
+    budget = method_of(job.cell.method).budget
+    if rank.total > cluster.memory * GB:
+        yield (
+            f"trainer: a rank needs {rank.total / GB:.1f} GB of {cluster.memory:g} GB for micro-batches of "
+            f"{job.micro_batch:,} tokens, and {longest:,} fit; {_remedy(job, longest)}"
+        )
+    if budget is not None and budget < context:
+        yield (
+            f"method.budget: {budget:,}, but a live context may have {context:,} tokens "
+            f"(rollout.context_tokens), and a branch cannot be split; use at least {context:,}"
+        )
+    if engine.contexts < 1:
+        yield (
+            f"cluster.engine_memory: room for {engine.kv_tokens:,} tokens of a context of {context:,}; give engines "
+            "more GPUs (cluster.engine_gpus), or shorten rollout.context_tokens"
+        )
+
+
+def _remedy(job: Job, longest: int) -> str:
+    trainer, split = job.cell.trainer, "split the model further (trainer.tp)"
+    if trainer.batch_tokens * trainer.cp > max(job.rows.longest, longest):
+        return f"lower trainer.batch_tokens, or {split}"
+    if method_of(job.cell.method).splits and longest >= job.cell.rollout.context_tokens:
+        return f"set method.budget to at most {longest:,}, or {split}"
+    return split if trainer.recompute else f"set trainer.recompute, or {split}"
+
+
+def _notes(job: Job, engine: EngineMemory) -> Iterator[str]:
+    context = job.cell.rollout.context_tokens
+    if 1 <= engine.contexts < engine.concurrency:
+        yield (
+            f"an engine holds {engine.contexts:.1f} contexts of {context:,} tokens and is asked for "
+            f"{engine.concurrency} rollouts; if all were that long, some would be read again"
+        )
+    yield from method_of(job.cell.method).plan_notes(job.workload, job.rows)

@@ -1,0 +1,40 @@
+"""TCP ports to serve on, and the errors of servers."""
+
+from __future__ import annotations
+
+import socket
+
+from slime_plugin.errors import MemoryWalkerError
+
+
+class ServerError(MemoryWalkerError):
+    """A server cannot be started, did not become healthy, or has exited."""
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise :class:`ServerError` if nothing can be served there."""
+    try:
+        _bind(host, port)
+    except OSError as error:
+        raise ServerError(
+            f"port {port} on {host} cannot be used: {error.strerror}; choose another one, or none to get a free one"
+        ) from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nothing listens on at this moment."""
+    try:
+        return _bind(host, 0)
+    except OSError as error:
+        raise ServerError(
+            f"nothing can be served on {host}: {error.strerror}; choose an address of this machine"
+        ) from error
+
+
+def _bind(host: str, port: int) -> int:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of stopped servers in TIME_WAIT are free
+        listener.bind(address)
+        number: int = listener.getsockname()[1]
+        return number

@@ -1,0 +1,1 @@
+"""The folder of a run, its settings, metrics and processes."""

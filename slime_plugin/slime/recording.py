@@ -1,0 +1,122 @@
+"""The records of a slime job in its run folder: written by iteration, and replayed by another job or run.
+
+The run folder is the parent of ``--save``. It gets one store per iteration, as a local run has
+(:mod:`slime_plugin.run.folder`), so that the same commands read both.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_plugin.errors import ConfigError
+from slime_plugin.record import Record, StoreWriter, scan_store
+from slime_plugin.rollout.questions import ATTEMPT
+from slime_plugin.run.files import replacing
+from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.metrics import flat_metrics
+from slime_plugin.slime.args import cell_of
+from slime_plugin.slime.batch import batch_of
+from slime_plugin.slime.retention import latest_checkpoint
+from slime_plugin.slime.samples import Sample, put_record, record_of, reward_of
+
+PREFIX = "rollout/memorywalker/"
+"""Prefix of the plugin's metrics among slime's."""
+_sampled: set[str | None] = set()
+"""Checkpoint folders of jobs that have sampled an iteration in this process."""
+
+
+def record_rollouts(iteration: int, args: Namespace, samples: Sequence[Sample], metrics: dict[str, Any] | None) -> None:
+    """Write the records of an iteration, and add the metrics of the batch to slime's."""
+    folder = folder_of(args)
+    _sampled.add(getattr(args, "save", None))
+    if folder is not None and cell_of(args).cluster.replay is None:
+        _write(folder.rollouts(iteration), [record_of(sample) for sample in samples])
+    if metrics is not None:
+        metrics.update(flat_metrics(batch_of(args, samples).metrics(), PREFIX))
+
+
+def record_evaluation(iteration: int, args: Namespace, data: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the records of an evaluation; ``data`` has the samples of each question set by name. Stores are named by
+    the trained iterations of the weights: slime evaluates before the first iteration and then after iterations."""
+    folder = folder_of(args)
+    if folder is None:
+        return
+    trained = _iterations_before(iteration, args)
+    for name, found in data.items():
+        records = [record_of(sample) for sample in found["samples"]]
+        _write(folder.path / f"evaluation-{name}-{trained:05d}.records", records)
+
+
+def _iterations_before(evaluation: int, args: Namespace) -> int:
+    """Return the trained iterations at slime's number of an evaluation; a job that only evaluates always has 0."""
+    if args.num_rollout == 0:
+        latest = latest_checkpoint(Path(args.save))
+        return 0 if latest is None else latest + 1
+    return 0 if evaluation == 0 and args.save not in _sampled else evaluation + 1
+
+
+def recorded_samples(iteration: int, args: Namespace, data_source: Any) -> list[list[Sample]]:
+    """Return slime's groups of samples with the rollouts that another run recorded for an iteration."""
+    replay = cell_of(args).cluster.replay
+    if replay is None:
+        raise ConfigError("cluster.replay: missing; name the folder of a run that has recorded rollouts")
+    expected = args.rollout_batch_size * args.n_samples_per_prompt
+    records = recorded_rollouts(RunFolder(replay), iteration, expected)
+    groups: list[list[Sample]] = data_source.get_samples(args.rollout_batch_size)
+    samples = [sample for group in groups for sample in group]
+    if len(samples) != expected:
+        raise ConfigError(
+            f"rollout.questions: slime makes {len(samples)} samples of them where {expected} are replayed; name at "
+            "least as many questions as trainer.prompts"
+        )
+    for sample, record in zip(samples, records, strict=True):
+        put_record(sample, record)
+        sample.reward = reward_of(sample)
+    return groups
+
+
+def recorded_rollouts(run: RunFolder, iteration: int, expected: int) -> list[Record]:
+    """Return the last attempt at every rollout of an iteration, in the order of a batch."""
+    path = run.rollouts(iteration)
+    if not path.exists():
+        raise ConfigError(f"{path}: there is no such store; the run that is replayed has fewer iterations")
+    records = [attempts[-1] for attempts in attempts_in(path).values()]
+    if len(records) != expected:
+        raise ConfigError(
+            f"{path}: holds {len(records)} rollouts, but trainer.prompts x rollout.samples is {expected}; replay a run "
+            "with its own settings"
+        )
+    return sorted(records, key=lambda record: record.meta.report.sample or 0)
+
+
+def attempts_in(store: Path) -> dict[str, list[Record]]:
+    """Return the attempts at each rollout in a store, in order, by the name of the rollout."""
+    attempts: dict[str, list[Record]] = {}
+    for found in scan_store(store):
+        if isinstance(found, Record):
+            attempts.setdefault(str(found.meta.id).partition(ATTEMPT)[0], []).append(found)
+    return attempts
+
+
+def folder_of(args: Namespace) -> RunFolder | None:
+    """Return the run folder; None for a job that saves nothing."""
+    save = getattr(args, "save", None)
+    return None if save is None else RunFolder(Path(save).parent)
+
+
+def _write(path: Path, records: Iterable[Record]) -> None:
+    """Write a store. One that an interrupted job left for the same iteration is kept under another name."""
+    if path.exists():
+        attempt = next(n for n in range(1, 10_000) if not _attempt(path, n).exists())
+        path.rename(_attempt(path, attempt))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft, StoreWriter(draft) as store:
+        for record in records:
+            store.append(record)
+
+
+def _attempt(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}.attempt-{number}{path.suffix}")

@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 from slime_plugin.errors import MemoryWalkerError, RecordError, StoreError
 from slime_plugin.record import (
     Edit,
+    Meta,
     Record,
+    RolloutReport,
     StoreWriter,
     dump_record,
     parse_record,
@@ -97,13 +99,14 @@ def test_a_torn_tail_costs_only_the_record_being_written(running: Record, weathe
     assert "2 sound records, 1 defect" in result.stderr
 
 
-def test_a_new_writer_cuts_the_torn_tail_off_and_goes_on(running: Record, weather: Record, tmp_path: Path) -> None:
+def test_a_new_writer_cuts_the_torn_tail_off_and_goes_on(
+    running: Record, weather: Record, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "a.records"
     _, before, after = write(path, [running, weather])
     os.truncate(path, after - 5)
     with StoreWriter(path) as store:
-        assert store.recovered is not None
-        assert store.recovered.offset == before
+        assert f"cut off at byte {before}" in caplog.text
         store.append(running)
     assert list(scan_store(path)) == [running, running]
     os.truncate(path, 9)  # not even the header is whole
@@ -377,3 +380,11 @@ def test_numpy_and_list_records_are_equal(running: Record) -> None:
     assert again != "something else"
     with pytest.raises(RecordError):
         Record(running.tokens, running.generated, running.logprobs, running.views, [], running.meta)
+
+
+def test_a_report_is_added_to_what_is_there() -> None:
+    meta = Meta(id=1, extra={"mine": [1], "stop": "answer", "turns": ["not one of ours"], "untrained": {"retry": 2}})
+    added = meta.with_report(RolloutReport(sample=3))
+    assert dict(added.extra) == {**meta.extra, "sample": 3}
+    assert (added.report.stop, added.report.sample, added.report.untrained) == ("answer", 3, {"retry": 2})
+    assert (added.id, meta.report.sample) == (1, None)

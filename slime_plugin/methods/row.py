@@ -14,7 +14,6 @@ import numpy as np
 
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, read_only
-from slime_plugin.record.report import WEIGHTS
 from slime_plugin.tree import Trajectory, Trie
 
 
@@ -113,7 +112,7 @@ def token_weights(record: Record) -> FloatArray:
     [1.0, 0.5, 1.0]
     """
     weights = np.ones(len(record), dtype=np.float32)
-    for start, stop, weight in record.meta.extra.get(WEIGHTS, ()):  # checked when the record was made
+    for start, stop, weight in record.meta.report.weights:  # checked when the record was made
         weights[start:stop] = weight
     return read_only(weights)
 

@@ -40,11 +40,11 @@ def logprob_defects(generated: BoolArray, logprobs: FloatArray) -> Iterator[Defe
     if missing.size:
         yield Defect(
             f"logprobs[{missing[0]}]",
-            f"none for a generated token ({missing.size} of {int(generated.sum())} generated tokens have none); "
+            f"none for a sampled token ({missing.size} of {int(generated.sum())} sampled tokens have none); "
             "the engine must return log-probabilities on every turn - ask for them again, or drop the rollout",
         )
     for found, problem in (
-        (spurious, "for a token that was not generated ({} such); give null there"),
+        (spurious, "for a token that was not sampled ({} such); give null there"),
         (high, "is above 0 ({} such); give natural log-probabilities, not probabilities"),
     ):
         if found.size:
@@ -113,7 +113,7 @@ def _order_defects(generated: BoolArray, k: int, view: IntArray, fresh: BoolArra
     if generated[view[0]] and fresh[0]:
         yield Defect(
             f"views[{k}]",
-            f"generated position {view[0]} is the first of its view: 0 tokens precede it, so no distribution produced "
+            f"sampled position {view[0]} is the first of its view: 0 tokens precede it, so no distribution produced "
             "it; a live context starts with at least 1 token that was not sampled there",
         )
     if (new[1:] > new[:-1]).all():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from slime_plugin.errors import Defect, nearest
@@ -56,7 +57,7 @@ class Edit:
         yield from extra_defects(where, self.extra, ("kind", "author"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Meta:
     """Where a record comes from and how its rollout ended. Absent values are None, never a default number."""
 
@@ -71,9 +72,13 @@ class Meta:
     extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
     """All other keys: those of :attr:`report`, and a user's own."""
 
-    @property
+    @cached_property
     def report(self) -> RolloutReport:
         return RolloutReport.read(self.extra)
+
+    def with_report(self, report: RolloutReport) -> Meta:
+        """The same metadata with what the report says; what it leaves out stays as it is."""
+        return replace(self, extra={**self.extra, **report.to_json()})
 
     def to_json(self) -> dict[str, Json]:
         known = {key: getattr(self, key) for key in _META_KEYS}

@@ -36,7 +36,7 @@ from slime_plugin.record.checks import (
 )
 from slime_plugin.record.meta import Edit, Meta
 from slime_plugin.record.parts import as_edits, as_extra, as_flags, as_logprobs, as_meta, as_tokens, as_views
-from slime_plugin.record.report import UNTRAINED, Json
+from slime_plugin.record.report import Json
 
 FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
 """The fields of a record in its interchange form."""
@@ -68,7 +68,7 @@ class Record:
     logprobs: FloatArray
     """[L] logged by the rollout engine at decode time; NaN where not generated."""
     views: tuple[View, ...]
-    """K+1 live contexts, one per layer; the last is the compressed walk ``H_comp``."""
+    """K+1 live contexts, one per layer; the last is the final context, ``H_comp``."""
     edits: tuple[Edit, ...]
     """K edits, one between each view and the next."""
     meta: Meta
@@ -106,8 +106,7 @@ class Record:
     @property
     def untrained(self) -> Mapping[str, int]:
         """Sampled tokens that no method can train because they are not on the tape as sampled, by cause."""
-        causes: Mapping[str, int] = self.meta.extra.get(UNTRAINED, {})
-        return causes
+        return self.meta.report.untrained
 
     @property
     def sampled(self) -> int:

@@ -9,7 +9,7 @@ reported, and truncated when the next writer opens the file. There is no pickle;
     frame  = sync "\\xf5mwr" (4 bytes), u32 stored length, u32 raw length, u32 CRC-32 of the stored bytes,
              u32 CRC-32 of the 16 bytes before; then the stored bytes: zlib of the raw ones
     raw    = u32 length of the head, the head (JSON: version, lengths, edits, meta, extra); then tokens, spans and
-             the logprobs of generated tokens, each as byte planes (all lowest bytes first), and generated as bits
+             the logprobs of sampled tokens, each as byte planes (all lowest bytes first), and generated as bits
 
 All numbers are little-endian. A frame whose check sums do not match is reported with its offset, and reading goes
 on at the next frame.
@@ -77,8 +77,6 @@ class StoreWriter:
         """With ``durable``, every record is flushed to disk and survives a power cut, not only a crash."""
         self.path = Path(path)
         self.durable = durable
-        self.recovered: Damage | None = None
-        """The torn tail that this writer truncated when it opened the file, if there was one."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115  # closed by close()
@@ -154,7 +152,6 @@ class StoreWriter:
         with open(self.path, "rb") as file:
             for found in _frames(file, self.path, is_writer=True):
                 if isinstance(found, Damage) and found.torn:
-                    self.recovered = found
                     self._file.truncate(found.offset)
                     _log.warning("%s: cut off at byte %d: %s", self.path, found.offset, found.message)
 
@@ -361,7 +358,7 @@ def _decode(stored: bytes, raw_length: int) -> Record:
         arrays = [_from_planes(body[a:b]) for a, b in pairwise(bounds)]
         flags = np.unpackbits(np.frombuffer(body[bounds[-1] :], np.uint8), count=length).view(np.bool_)
         if int(flags.sum()) != sampled:
-            raise _UndecodableError(f"{sampled} log-probabilities for {int(flags.sum())} generated tokens")
+            raise _UndecodableError(f"{sampled} log-probabilities for {int(flags.sum())} sampled tokens")
         logprobs = np.full(length, np.nan, dtype=np.float32)
         logprobs[flags] = arrays[2].view("<f4")
         spans = arrays[1].reshape(-1, 2).tolist()

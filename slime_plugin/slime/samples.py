@@ -19,8 +19,7 @@ import numpy as np
 from slime_plugin.environments import open_environment
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.methods.credit import EXCLUDED
-from slime_plugin.record import Record
-from slime_plugin.record.report import RolloutReport
+from slime_plugin.record import Record, RolloutReport
 from slime_plugin.rollout.engine.sglang_client import SglangEngine
 from slime_plugin.rollout.environment import RolloutEnvironment, RolloutHandle
 from slime_plugin.rollout.messages import Question
@@ -52,7 +51,7 @@ class Sample(Protocol):
     metadata: dict[str, Any]
 
 
-class Sessions:
+class RolloutService:
     """The environment of a cell and the clients of its engine, opened once per process and event loop."""
 
     def __init__(self, args: Namespace) -> None:
@@ -125,14 +124,14 @@ def aborted_by_slime(args: Namespace) -> bool:
     return False if module is None else bool(module.GenerateState(args).aborted)
 
 
-_OPEN: dict[asyncio.AbstractEventLoop, Sessions] = {}
+_OPEN: dict[asyncio.AbstractEventLoop, RolloutService] = {}
 
 
-def sessions_of(args: Namespace) -> Sessions:
-    """Return the sessions of the running event loop: connections belong to the loop that opened them."""
+def rollout_service(args: Namespace) -> RolloutService:
+    """Return the service of the running event loop: connections belong to the loop that opened them."""
     loop = asyncio.get_running_loop()
     if loop not in _OPEN:
-        _OPEN[loop] = Sessions(args)
+        _OPEN[loop] = RolloutService(args)
     return _OPEN[loop]
 
 
@@ -178,8 +177,8 @@ def put_record(sample: Sample, record: Record) -> None:
 
 def numbered(record: Record, sample: Sample, discarded: int = 0) -> Record:
     """Return the record with the number of its sample, which restores the order of a batch."""
-    added = RolloutReport(sample=sample.index, discarded=discarded or None).to_json()
-    return record.with_meta(replace(record.meta, extra={**record.meta.extra, **added}))
+    report = RolloutReport(sample=sample.index, discarded=discarded or None)
+    return record.with_meta(record.meta.with_report(report))
 
 
 def record_of(sample: Sample) -> Record:

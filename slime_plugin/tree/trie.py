@@ -8,8 +8,8 @@ make the tree exact and small:
   whose hidden state is the same.
 * **No idle node.** Branches end at a trained token, so every leaf is trained.
 
-Depth-first order makes each subtree contiguous, so "k is an ancestor of q" is ``k <= q < end[k]``. A chain is
-contiguous: forks below it follow after its end, the deepest first.
+Depth-first order makes each subtree contiguous. A chain is contiguous too: forks below it follow after its end, the
+deepest first.
 
 Example, the paper's running example (tokens written as tape positions; the branches have 8, 10, 11 and 11 tokens)::
 
@@ -22,7 +22,7 @@ Example, the paper's running example (tokens written as tape positions; the bran
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -42,8 +42,6 @@ class Trie:
     """[N] index of the parent, smaller than the node's own; -1 for a root."""
     depth: IntArray
     """[N] number of ancestors: the position id."""
-    end: IntArray
-    """[N] one past the last node of the subtree."""
     trained: BoolArray
     """[N] whether the node has the loss of a sampled token."""
     twins: tuple[int, ...]
@@ -62,8 +60,6 @@ class _Chain:
     depth: int
     below: int
     offset: int = 0
-    subtree: int = 0
-    children: list[int] = field(default_factory=list)
 
 
 _Path = list[tuple[int, int, int]]
@@ -150,15 +146,13 @@ def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int
 
 
 def _lay_out(chains: list[_Chain], twins: tuple[int, ...]) -> Trie:
-    order = _depth_first(chains)
+    _number(chains)
     nodes = sum(len(chain.tape) for chain in chains)
     tape = np.empty(nodes, dtype=np.int32)
     parent = np.arange(-1, nodes - 1, dtype=np.int32)
     depth = np.empty(nodes, dtype=np.int32)
-    end = np.empty(nodes, dtype=np.int32)
     trained = np.empty(nodes, dtype=np.bool_)
-    for index in reversed(order):  # children before their parents: subtree sizes are known when they are needed
-        chain = chains[index]
+    for chain in chains:
         size = len(chain.tape)
         here = slice(chain.offset, chain.offset + size)
         tape[here] = chain.tape
@@ -166,26 +160,18 @@ def _lay_out(chains: list[_Chain], twins: tuple[int, ...]) -> Trie:
         depth[here] = np.arange(chain.depth, chain.depth + size)
         below = chains[chain.below] if chain.below >= 0 else None
         parent[chain.offset] = below.offset + chain.depth - 1 - below.depth if below else -1
-        grown = np.zeros(size, dtype=np.int32)  # [size] nodes on the forks directly below each node
-        for child in chain.children:
-            grown[chains[child].depth - 1 - chain.depth] += chains[child].subtree
-        chain.subtree = size + int(grown.sum())
-        end[here] = chain.offset + size + np.cumsum(grown[::-1])[::-1]
-    return Trie(tape, parent, depth, end, trained, twins)
+    return Trie(tape, parent, depth, trained, twins)
 
 
-def _depth_first(chains: list[_Chain]) -> list[int]:
-    """Order the chains by their nodes, and set their offsets and children."""
-    roots: list[int] = []
+def _number(chains: list[_Chain]) -> None:
+    """Set the offsets of the chains, in depth-first order."""
+    children: dict[int, list[int]] = {}
     for index, chain in enumerate(chains):
-        (chains[chain.below].children if chain.below >= 0 else roots).append(index)
-    order, waiting, offset = [], roots[::-1], 0
+        children.setdefault(chain.below, []).append(index)
+    waiting, offset = children.get(-1, [])[::-1], 0
     while waiting:
         index = waiting.pop()
-        chain = chains[index]
-        chain.offset = offset
-        offset += len(chain.tape)
-        order.append(index)
+        chains[index].offset = offset
+        offset += len(chains[index].tape)
         # Popped from the back: the deepest fork first, older chains before younger ones.
-        waiting.extend(sorted(chain.children, key=lambda child: (chains[child].depth, -child)))
-    return order
+        waiting.extend(sorted(children.get(index, ()), key=lambda child: (chains[child].depth, -child)))

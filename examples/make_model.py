@@ -1,6 +1,6 @@
 """Writes a small Qwen3 with random weights, for trying commands that need a model: python -m examples.make_model FOLDER
 
-Random weights have no opinion about language, but they do depend on their context, which is all that drift needs.
+Random weights have no opinion about language, but they do depend on their context, which is all that a logdiff needs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from slime_plugin.run.folder import RunFolder
 from tests.conftest import example
 
 REWARDS = (0.125, 0.25, 0.5)
-DRIFTS = {"naive_compressed": 0.625, "naive_full": 0.25, "logittree": 3e-7, "mask4d": 4e-7, "sdcc": 0.625}
+LOGDIFFS = {"naive_compressed": 0.625, "naive_full": 0.25, "logittree": 3e-7, "mask4d": 4e-7, "sdcc": 0.625}
 COSTS = {"naive_compressed": 1.0, "naive_full": 1.5, "logittree": 2.375, "mask4d": 1.75, "sdcc": 1.625}
 TRAINED = {"naive_compressed": (6, 7, 9, 10, 12, 13), "mask4d": (5, 6, 7, 8, 9, 10, 11, 12, 13)}
 """The tape positions of the paper's running example that a method trains: all that were sampled, or those that stay."""
@@ -72,7 +72,7 @@ def compare(folder: RunFolder, records: Sequence[Record], deltas: Mapping[str, S
     """What ``memorywalker compare`` leaves behind for rollouts of iteration 0; ``deltas`` go along ``TRAINED``."""
     methods = {
         name: {
-            "logdiff": {"mean": drift, "max": 2 * drift},
+            "logdiff": {"mean": logdiff, "max": 2 * logdiff},
             "share_trained": 1.0 if name in ("logittree", "mask4d", "naive_full") else 2 / 3,
             "trained": 9,
             "tokens": 19,
@@ -80,10 +80,10 @@ def compare(folder: RunFolder, records: Sequence[Record], deltas: Mapping[str, S
             "off_context": 0 if name in ("logittree", "mask4d") else 5,
             "cost": COSTS[name],
             "lost": {"evicted by pop": 3} if name in ("naive_compressed", "sdcc") else {},
-            "places": {"start": {"tokens": 3, "mean": drift, "max": drift}},
-            "junctions": [{"junction": k, "tokens": 3, "mean": drift, "max": drift} for k in range(2)],
+            "places": {"start": {"tokens": 3, "mean": logdiff, "max": logdiff}},
+            "junctions": [{"junction": k, "tokens": 3, "mean": logdiff, "max": logdiff} for k in range(2)],
         }
-        for name, drift in DRIFTS.items()
+        for name, logdiff in LOGDIFFS.items()
     }
     value = {
         "version": 1,
@@ -93,7 +93,7 @@ def compare(folder: RunFolder, records: Sequence[Record], deltas: Mapping[str, S
         "denominator": "naive_compressed",
         "machine": "two cores",
         "methods": methods,
-        "by_iteration": [{"iteration": 0, "methods": {name: {"mean": drift} for name, drift in DRIFTS.items()}}],
+        "by_iteration": [{"iteration": 0, "methods": {name: {"mean": logdiff} for name, logdiff in LOGDIFFS.items()}}],
     }
     folder.comparison.write_text(json.dumps(value), encoding="utf-8")
     folder.comparison_arrays.mkdir()

@@ -24,7 +24,7 @@ from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.processes import descendants, is_alive
 from tests.cli import INTERRUPTIBLE, run
 from tests.conftest import ROOT
-from tests.run_folders import COSTS, DRIFTS, compare, iteration, make_run, running
+from tests.run_folders import COSTS, LOGDIFFS, compare, iteration, make_run, running
 
 METHODS = ("naive_compressed", "naive_full", "logittree", "mask4d", "sdcc")
 TC_RAG, FOLD, CONTROL = (f"configs/small_world/{name}.yaml" for name in ("tc_rag", "agentfold", "search_r1"))
@@ -237,7 +237,7 @@ class TestTable:
             for i, method in enumerate(METHODS):
                 rewards = (0.1 * i, 0.9, 0.1 * i + 0.25)
                 lines = [
-                    iteration(n, reward=reward, logdiff={"mean": DRIFTS[method] * (n + 1), "max": 9.0})
+                    iteration(n, reward=reward, logdiff={"mean": LOGDIFFS[method] * (n + 1), "max": 9.0})
                     for n, reward in enumerate(rewards)
                 ]
                 folder = make_run(tmp_path / f"{harness}-{method}", lines=lines, method=method, harness=harness)

@@ -31,7 +31,7 @@ from slime_plugin.report.run_page import run_page
 from slime_plugin.run.folder import RunFolder
 from tests.cli import run
 from tests.conftest import ROOT, example
-from tests.run_folders import COSTS, DRIFTS, REWARDS, TRAINED, compare, iteration, make_run, running, step
+from tests.run_folders import COSTS, LOGDIFFS, REWARDS, TRAINED, compare, iteration, make_run, running, step
 
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)>\u2028"\'&'
 
@@ -175,7 +175,7 @@ def test_what_was_written_stands_in_the_page(quick: RunFolder) -> None:
     page = Page(run_page([quick]))
     assert page.series("Mean reward") == {"quick": [(i, REWARDS[i]) for i in range(3)]}
     assert page.series("Loss") == {"quick": [(i, 0.5 - i / 16) for i in range(6)]}
-    assert page.series("The same rollouts under every method") == {name: [(0, d)] for name, d in DRIFTS.items()}
+    assert page.series("The same rollouts under every method") == {name: [(0, d)] for name, d in LOGDIFFS.items()}
     assert page.series("The trained method, mask4d")["mean"] == [(i, 4e-7) for i in range(3)]
     assert page.series("By the number of edits before the token")["naive_full"] == [(0, 0.25), (1, 0.25)]
     text = " ".join(page.text)
@@ -188,10 +188,12 @@ def test_what_was_written_stands_in_the_page(quick: RunFolder) -> None:
     assert page.series("Seconds of an iteration, by phase") == {
         name: [(i, seconds) for i in range(3)] for name, seconds in (("generate", 3.0), ("train", 1.5))
     }
-    drift = page.figure("The same rollouts under every method")["layout"]
-    assert (drift["xaxis"]["title"]["text"], drift["yaxis"]["title"]["text"]) == ("iteration", "nats per token")
-    assert drift["yaxis"]["type"] == "log"
-    assert [(note["text"], note["y"]) for note in drift["annotations"]] == [("floor", pytest.approx(math.log10(3e-7)))]
+    logdiff = page.figure("The same rollouts under every method")["layout"]
+    assert (logdiff["xaxis"]["title"]["text"], logdiff["yaxis"]["title"]["text"]) == ("iteration", "nats per token")
+    assert logdiff["yaxis"]["type"] == "log"
+    assert [(note["text"], note["y"]) for note in logdiff["annotations"]] == [
+        ("floor", pytest.approx(math.log10(3e-7)))
+    ]
 
 
 def test_trees_have_what_each_method_does_to_each_token(quick: RunFolder) -> None:
@@ -321,14 +323,14 @@ def test_a_method_of_ones_own_is_in_every_chart_table_and_tree(tmp_path: Path) -
     page = Page(run_page([ours, theirs]))
     lines = page.figure("The same rollouts under every method, theirs")["data"]
     colours = {line["name"]: line["marker"]["color"] for line in lines}
-    assert list(colours) == [*DRIFTS, own]
+    assert list(colours) == [*LOGDIFFS, own]
     assert len(set(colours.values())) == 6
     bars = page.figure("Measured cost of an update, theirs")["data"][0]
     assert dict(zip(bars["y"], bars["marker"]["color"], strict=True)) == colours, "the same in every chart"
     rewards = {line["name"]: line["marker"]["color"] for line in page.figure("Mean reward")["data"]}
     assert rewards == {"ours": colours["mask4d"], "theirs": colours[own]}
     assert f"{own} (trained)" in page.text
-    assert list(page.data["rollouts"]["trees"][0]["methods"]) == [*DRIFTS, own]
+    assert list(page.data["rollouts"]["trees"][0]["methods"]) == [*LOGDIFFS, own]
     assert matrix_methods(read_runs([theirs, ours])) == ["mask4d", own]
 
 

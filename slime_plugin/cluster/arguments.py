@@ -42,7 +42,7 @@ class Flag:
         return (self.name, *self.values)
 
 
-Row = tuple[str, Any, str]
+FlagRow = tuple[str, Any, str]
 """Name, value and origin of a flag. True: a flag without a value; False and None: no flag; a list: several values."""
 
 
@@ -76,7 +76,7 @@ def plugin_yaml(cell: Cell) -> str:
     return to_yaml({KEY: cell.model_dump(mode="json", context=ABSOLUTE)})
 
 
-def _rows(cell: Cell, run: Path, mode: Mode) -> Iterator[Row]:
+def _rows(cell: Cell, run: Path, mode: Mode) -> Iterator[FlagRow]:
     if cell.model is None:
         raise ConfigError("model: missing; name the folder of a Hugging Face checkpoint")
     architecture = Architecture.of(cell.model)
@@ -98,7 +98,7 @@ def _rows(cell: Cell, run: Path, mode: Mode) -> Iterator[Row]:
     yield from _tracking(cell, run)
 
 
-def _model(architecture: Architecture) -> Iterator[Row]:
+def _model(architecture: Architecture) -> Iterator[FlagRow]:
     for name, value in {
         "num-layers": architecture.layers,
         "hidden-size": architecture.hidden,
@@ -123,7 +123,7 @@ def _model(architecture: Architecture) -> Iterator[Row]:
     yield "make-vocab-size-divisible-by", 1, "padded columns of the head would get a share of the probability"
 
 
-def _checkpoints(cell: Cell, model: Path, run: Path) -> list[Row]:
+def _checkpoints(cell: Cell, model: Path, run: Path) -> list[FlagRow]:
     megatron = cell.cluster.megatron or model.with_name(f"{model.name}_torch_dist")
     resumed = "the run's folder; a job that is submitted again resumes from there"
     return [
@@ -135,7 +135,7 @@ def _checkpoints(cell: Cell, model: Path, run: Path) -> list[Row]:
     ]
 
 
-def _rollouts(cell: Cell, mode: Mode) -> list[Row]:
+def _rollouts(cell: Cell, mode: Mode) -> list[FlagRow]:
     trainer, rollout = cell.trainer, cell.rollout
     if rollout.questions is None:
         raise ConfigError("rollout.questions: missing; name a file of JSON lines with question and answers")
@@ -156,7 +156,7 @@ def _rollouts(cell: Cell, mode: Mode) -> list[Row]:
     ]
 
 
-def _updates(cell: Cell) -> list[Row]:
+def _updates(cell: Cell) -> list[FlagRow]:
     trainer, objective = cell.trainer, cell.objective
     return [
         ("advantage-estimator", "grpo", "the plugin"),
@@ -185,7 +185,7 @@ def _updates(cell: Cell) -> list[Row]:
     ]
 
 
-def _parallelism(cell: Cell, architecture: Architecture) -> list[Row]:
+def _parallelism(cell: Cell, architecture: Architecture) -> list[FlagRow]:
     trainer, cluster = cell.trainer, cell.cluster
     last_layers = architecture.last_stage(trainer.pp)
     return [
@@ -212,7 +212,7 @@ def _parallelism(cell: Cell, architecture: Architecture) -> list[Row]:
     ]
 
 
-def _evaluation(cell: Cell, mode: Mode) -> list[Row]:
+def _evaluation(cell: Cell, mode: Mode) -> list[FlagRow]:
     evaluation = cell.evaluation
     if evaluation.questions is None and mode == "evaluate":
         raise ConfigError("evaluation.questions: missing; name a file of JSON lines with question and answers")
@@ -229,7 +229,7 @@ def _evaluation(cell: Cell, mode: Mode) -> list[Row]:
     ]
 
 
-def _engines(cell: Cell, architecture: Architecture) -> list[Row]:
+def _engines(cell: Cell, architecture: Architecture) -> list[FlagRow]:
     cluster, rollout = cell.cluster, cell.rollout
     longest = min(rollout.context_tokens + SPARE_TOKENS, architecture.max_positions)
     return [
@@ -244,8 +244,8 @@ def _engines(cell: Cell, architecture: Architecture) -> list[Row]:
     ]
 
 
-def _tracking(cell: Cell, run: Path) -> list[Row]:
-    folder, rows = "the run's folder", list[Row]()
+def _tracking(cell: Cell, run: Path) -> list[FlagRow]:
+    folder, rows = "the run's folder", list[FlagRow]()
     if cell.tracking.tensorboard:
         rows += [
             ("use-tensorboard", True, "tracking.tensorboard"),

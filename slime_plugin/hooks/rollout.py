@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_plugin.slime.batch import convert, rewards_and_advantages
-from slime_plugin.slime.recording import record_evaluation, record_rollouts, recorded_samples
-from slime_plugin.slime.samples import Sample, reward_of, rollout_output, sessions_of
+from slime_plugin.slime.recording import record_evaluation, record_rollouts, replayed_groups
+from slime_plugin.slime.samples import Sample, reward_of, rollout_output, rollout_service
 
 
 async def generate(
     args: Namespace, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
     """``--custom-generate-function-path``. How to sample is in the configuration, not in ``sampling_params``."""
-    return await sessions_of(args).generate(sample, evaluation)
+    return await rollout_service(args).generate(sample, evaluation)
 
 
 async def reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
@@ -55,4 +55,4 @@ def evaluation_log(
 
 def replay(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
     """``--rollout-function-path`` of a job that trains on recorded rollouts."""
-    return rollout_output(recorded_samples(rollout_id, args, data_source))
+    return rollout_output(replayed_groups(rollout_id, args, data_source))

@@ -40,7 +40,7 @@ from slime_plugin.local.score import (
 from slime_plugin.methods import method_of
 from slime_plugin.record import Meta, Record
 from slime_plugin.slime.args import args_of
-from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.transformer_config import torch_dtype
 
 VERSION = 1
@@ -159,7 +159,7 @@ class Comparison:
         }
 
 
-def compare(batches: Sequence[Batch], repeats: int, on_progress: Report = lambda done: None) -> Comparison:
+def compare(batches: Sequence[Batch], repeats: int, on_progress: OnProgress = lambda done: None) -> Comparison:
     """Score all batches, and time training ``repeats`` times, if any, on the one with most edits.
 
     Start and terminate the processes for that. Progress adds up to :func:`units_of_work`.
@@ -196,14 +196,14 @@ def _timed_batch(batches: Sequence[Batch]) -> Batch:
 
 
 def _compare_rank(
-    report: Report, batches: list[Batch], timed: Batch | None, repeats: int
+    on_progress: OnProgress, batches: list[Batch], timed: Batch | None, repeats: int
 ) -> tuple[list[list[list[RecordScore]]], dict[str, list[float]]]:
     """Return the scores of each batch under each method, and the seconds of training as measured on this rank."""
     first = batches[0].scorer
     rank = Rank(args_of(first.cell(first.methods[0])), updates=timed is not None)
 
     def scored(records: int) -> None:
-        report(_SCORE * len(first.methods) * records)
+        on_progress(_SCORE * len(first.methods) * records)
 
     scores: list[list[list[RecordScore]]] = []
     seconds: dict[str, list[float]] = {}
@@ -212,11 +212,11 @@ def _compare_rank(
             rank.load_weights(batch.scorer.model)
         scores.append(score_on_rank(scored, batch.records, batch.scorer, rank))
         if timed is not None and timed.iteration == batch.iteration:
-            seconds = _time_training(report, timed, rank, repeats)
+            seconds = _time_training(on_progress, timed, rank, repeats)
     return scores, seconds
 
 
-def _time_training(report: Report, batch: Batch, rank: Rank, repeats: int) -> dict[str, list[float]]:
+def _time_training(on_progress: OnProgress, batch: Batch, rank: Rank, repeats: int) -> dict[str, list[float]]:
     """Measure seconds from rollouts to updated weights per repetition: conversion, log-probability passes, an update.
 
     Methods take turns, another one comes first each time, and the first round only warms up memory and caches. The
@@ -242,7 +242,7 @@ def _time_training(report: Report, batch: Batch, rank: Rank, repeats: int) -> di
             taken = time.perf_counter() - started  # its last collective ends on all ranks at once
             if repetition:
                 seconds[method.type].append(taken)
-            report(_UPDATE * len(batch.records))
+            on_progress(_UPDATE * len(batch.records))
     return seconds
 
 

@@ -202,7 +202,7 @@ class _Actors:
         seconds = dict(rollouts.seconds)
         for name in ("reference", "old", "train", "transfer"):
             seconds[name] = max(result.seconds[name] for result in results)
-        for name, work in (("export", self._export), ("update", self._update), ("save", self._save)):
+        for name, work in (("export", self._export), ("update", self._update_engine), ("save", self._save)):
             phase_started = time.perf_counter()
             work(iteration + 1)
             seconds[name] = time.perf_counter() - phase_started
@@ -235,7 +235,7 @@ class _Actors:
             for path in sorted(others, key=lambda path: path.name == "config.json"):
                 shutil.copyfile(path, target / path.name)
 
-    def _update(self, version: int) -> None:
+    def _update_engine(self, version: int) -> None:
         if self._recorded is None:
             self._all([self._rollouts.update.remote(self._folder.weights(version).resolve(), version)])
 

@@ -12,7 +12,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from slime_plugin.hooks import train as hooks
-from slime_plugin.slime.packed_batch import PackedBatch, Share
+from slime_plugin.slime.packed_batch import ContextPart, PackedBatch
 from slime_plugin.slime.training import Training
 from slime_plugin.train.pipeline import run_schedule
 from slime_plugin.train.process_groups import context_group, is_last_stage
@@ -33,13 +33,13 @@ class Passes:
         self._args = args
         self._training = training
         self._models = models
-        self._share = Share.of(context_group(training.groups))
+        self._part = ContextPart.of(context_group(training.groups))
         parallel = training.cell.trainer.parallel
         self._multiple = (parallel.tp if parallel.sp else 1) * (2 if parallel.cp > 1 else 1)
         self._device = next(models[0].parameters()).device
 
     def logprobs(self, data: RolloutData) -> list[Tensor] | None:
-        """Return this rank's share of [response] of each row, 0 where there is no loss; None on all stages but the
+        """Return this rank's part of [response] of each row, 0 where there is no loss; None on all stages but the
         last."""
         results = self.forward(data, self._keep_logprobs)
         if not is_last_stage(self._training.groups):
@@ -94,17 +94,17 @@ class Passes:
             key: None if data.get(key) is None else [data[key][i] for i in indices] for key in _KEYS
         }
         batch["unconcat_tokens"] = batch["tokens"]
-        share, rows = self._share, []
+        part, rows = self._part, []
         for tokens in batch["tokens"]:
-            fill = share.padded(len(tokens)) - len(tokens)
-            rows.append(torch.nn.functional.pad(tokens, (0, fill))[torch.from_numpy(share.held(len(tokens))).long()])
+            fill = part.padded(len(tokens)) - len(tokens)
+            rows.append(torch.nn.functional.pad(tokens, (0, fill))[torch.from_numpy(part.held(len(tokens))).long()])
         lengths = [len(row) for row in rows]
         padding = -sum(lengths) % self._multiple
         if padding:
             rows.append(torch.zeros(padding, dtype=torch.long))
             lengths.append(padding)
         batch["tokens"] = torch.cat(rows).to(self._device)[None]
-        bounds = [0, *(torch.tensor(lengths).cumsum(0) * share.size).tolist()]
+        bounds = [0, *(torch.tensor(lengths).cumsum(0) * part.size).tolist()]
         cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=self._device)
         batch["packed_seq_params"] = PackedSeqParams(
             qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens
@@ -122,7 +122,7 @@ class Passes:
     def _keep_logprobs(self, batch: PackedBatch, logits: Tensor) -> list[Tensor]:
         logprobs, trained = self._training.logprobs(batch, logits)
         sizes = zip(batch["total_lengths"], batch["response_lengths"], strict=True)
-        lengths = [len(self._share.predicted(int(length), int(response))[0]) for length, response in sizes]
+        lengths = [len(self._part.predicted(int(length), int(response))[0]) for length, response in sizes]
         every = logprobs.new_zeros(sum(lengths))
         every[trained.response] = logprobs
         return list(torch.split(every, lengths))

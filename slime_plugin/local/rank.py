@@ -21,7 +21,7 @@ from slime_plugin.local.checkpoint import load_state, rng_state, save_state, set
 from slime_plugin.local.optimizer import Optimizer
 from slime_plugin.local.passes import Passes, RolloutData
 from slime_plugin.slime.args import cell_of
-from slime_plugin.slime.packed_batch import Share
+from slime_plugin.slime.packed_batch import ContextPart
 from slime_plugin.slime.packed_model import PackedTreeModel
 from slime_plugin.slime.training import open_training
 from slime_plugin.train.hf_weights import load_weights, save_weights
@@ -105,9 +105,9 @@ class Rank:
 
     def _own(self, data: RolloutData) -> Iterator[Tensor]:
         """Yield for each row which of its response tokens are this rank's."""
-        share = Share.of(context_group(self.groups))
+        part = ContextPart.of(context_group(self.groups))
         for length, response in zip(data["total_lengths"], data["response_lengths"], strict=True):
-            yield torch.from_numpy(share.predicted(length, response)[1]).long()
+            yield torch.from_numpy(part.predicted(length, response)[1]).long()
 
     def _logdiff(self, data: RolloutData) -> dict[str, float]:
         """Return sums before the first update, and the maximum."""

@@ -32,7 +32,7 @@ from slime_plugin.slime.batch import Batch, LaidOut
 from slime_plugin.slime.packed_batch import PackedBatch
 from slime_plugin.train.logdiff import logdiff_sums, means
 from slime_plugin.train.process_groups import sum_over_ranks
-from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.transformer_config import torch_dtype
 from slime_plugin.tree import Trajectory
 from slime_plugin.tree.places import PLACES, places_of
@@ -84,7 +84,7 @@ class RecordScore:
 
 
 def score_records(
-    records: Sequence[Record], scorer: Scorer, on_progress: Report = lambda done: None
+    records: Sequence[Record], scorer: Scorer, on_progress: OnProgress = lambda done: None
 ) -> list[list[RecordScore]]:
     """Return for each method the scores of all records, from processes that this starts and terminates."""
     check_records(records, scorer)
@@ -104,18 +104,20 @@ def check_records(records: Sequence[Record], scorer: Scorer) -> None:
             )
 
 
-def _score_rank(report: Report, records: list[Record], scorer: Scorer) -> list[list[RecordScore]]:
+def _score_rank(on_progress: OnProgress, records: list[Record], scorer: Scorer) -> list[list[RecordScore]]:
     rank = Rank(args_of(scorer.cell(scorer.methods[0])), updates=False)
-    return score_on_rank(report, records, scorer, rank)
+    return score_on_rank(on_progress, records, scorer, rank)
 
 
-def score_on_rank(report: Report, records: Sequence[Record], scorer: Scorer, rank: Rank) -> list[list[RecordScore]]:
+def score_on_rank(
+    on_progress: OnProgress, records: Sequence[Record], scorer: Scorer, rank: Rank
+) -> list[list[RecordScore]]:
     """Return for each method the scores of all records, the same on all ranks. ``rank`` has the weights. Collective."""
     scores: list[list[RecordScore]] = [[] for _ in scorer.methods]
     for portion in _portions(records, PORTION_MICRO_BATCHES * scorer.batch_tokens * scorer.parallel.pp):
         for of_method, method in zip(scores, scorer.methods, strict=True):
             of_method.extend(_score(portion, method, scorer, rank))
-        report(len(portion))
+        on_progress(len(portion))
     return scores
 
 

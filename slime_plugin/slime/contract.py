@@ -35,7 +35,7 @@ MEGATRON_COMMIT = "1dcf0dafa884ad52ffb243625717a3471643e087"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSite:
     """A function is called with these arguments somewhere in a file."""
 
     file: str
@@ -83,24 +83,24 @@ class Names:
         return f"{self.file}: {self.what} should include {', '.join(missing)}" if missing else None
 
 
-Fact = Call | Takes | Names
+Fact = CallSite | Takes | Names
 
 SLIME: tuple[Fact, ...] = (
-    Call(
+    CallSite(
         "rollout/sglang_rollout.py",
         "custom_generate_func",
         "args, sample, sampling_params, evaluation=evaluation",
     ),
-    Call("rollout/rm_hub/__init__.py", "rm_function", "args, sample, **kwargs"),
-    Call("ray/rollout.py", "custom_reward_post_process_func", "self.args, samples"),
-    Call("ray/rollout.py", "custom_convert_samples_to_train_data_func", "self.args, samples"),
-    Call(
+    CallSite("rollout/rm_hub/__init__.py", "rm_function", "args, sample, **kwargs"),
+    CallSite("ray/rollout.py", "custom_reward_post_process_func", "self.args, samples"),
+    CallSite("ray/rollout.py", "custom_convert_samples_to_train_data_func", "self.args, samples"),
+    CallSite(
         "observability/rollout_metrics.py",
         "custom_log_func",
         "rollout_id, args, samples, rollout_extra_metrics, rollout_time",
     ),
-    Call("rollout/base_types.py", "fn", "*args, **kwargs, evaluation=evaluation"),
-    Call(
+    CallSite("rollout/base_types.py", "fn", "*args, **kwargs, evaluation=evaluation"),
+    CallSite(
         "ray/rollout.py",
         "call_rollout_fn",
         "self.generate_rollout, self.args, rollout_id, self.data_source, evaluation=False",
@@ -114,19 +114,19 @@ SLIME: tuple[Fact, ...] = (
         "what is kept of a sample",
     ),
     Takes("utils/dp_schedule.py", "build_dp_schedule", ("global_batch_size", "rollout_indices")),
-    Call("backends/megatron_utils/initialize.py", "custom_init", "args"),
-    Call(
+    CallSite("backends/megatron_utils/initialize.py", "custom_init", "args"),
+    CallSite(
         "backends/megatron_utils/model_provider.py",
         "custom_model_provider",
         "pre_process=pre_process, post_process=post_process, vp_stage=vp_stage",
     ),
-    Call("backends/megatron_utils/actor.py", "rollout_data_postprocess", "self.args, rollout_id, rollout_data"),
-    Call(
+    CallSite("backends/megatron_utils/actor.py", "rollout_data_postprocess", "self.args, rollout_id, rollout_data"),
+    CallSite(
         "backends/megatron_utils/model.py",
         "custom_before_train_step_hook",
         "args, rollout_id, step_id, model, optimizer, opt_param_scheduler",
     ),
-    Call("backends/megatron_utils/loss.py", "func", "args, batch, logits, sum_of_sample_mean"),
+    CallSite("backends/megatron_utils/loss.py", "func", "args, batch, logits, sum_of_sample_mean"),
     Names(
         "backends/megatron_utils/model.py",
         (

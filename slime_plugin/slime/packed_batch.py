@@ -31,14 +31,14 @@ PackedBatch = Mapping[str, Any]
 """What slime's ``get_batch`` returns: lists per row, and the packed stream."""
 
 
-class Share(NamedTuple):
-    """The part of a rank in the context-parallel group."""
+class ContextPart(NamedTuple):
+    """The part of every row that a context-parallel rank holds."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None) -> Share:
+    def of(cls, group: dist.ProcessGroup | None) -> ContextPart:
         return cls() if group is None else cls(group.rank(), group.size())
 
     def padded(self, length: int) -> int:
@@ -48,7 +48,7 @@ class Share(NamedTuple):
     def held(self, length: int) -> IntArray:
         """Return the indices in a row that the rank holds, in its order; those from ``length`` on are padding.
 
-        >>> Share(0, 2).held(7).tolist(), Share(1, 2).held(7).tolist()
+        >>> ContextPart(0, 2).held(7).tolist(), ContextPart(1, 2).held(7).tolist()
         ([0, 1, 6, 7], [2, 3, 4, 5])
         """
         if self.size == 1:
@@ -81,14 +81,14 @@ class Trained:
     """One over the trained tokens of their rollout, in the dtype of the loss statistics."""
 
 
-def trained_tokens(batch: PackedBatch, share: Share, logits: Tensor) -> Trained:
+def trained_tokens(batch: PackedBatch, part: ContextPart, logits: Tensor) -> Trained:
     device = logits.device
     parts: list[tuple[IntArray, IntArray]] = []
     rows_before = stream_before = 0
     for length, response in zip(batch["total_lengths"], batch["response_lengths"], strict=True):
-        held, tokens = share.predicted(int(length), int(response))
+        held, tokens = part.predicted(int(length), int(response))
         parts.append((held + rows_before, tokens + stream_before + int(length) - int(response)))
-        rows_before += share.padded(int(length)) // share.size
+        rows_before += part.padded(int(length)) // part.size
         stream_before += int(length)
     rows, stream = (torch.from_numpy(np.concatenate(part)).long().to(device) for part in zip(*parts, strict=True))
     row = torch.repeat_interleave(torch.tensor([len(held) for held, _ in parts])).to(device)  # [R] of which row

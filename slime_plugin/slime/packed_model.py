@@ -13,7 +13,7 @@ from torch import Tensor
 from slime_plugin.errors import LayoutError
 from slime_plugin.methods.row import join_parents
 from slime_plugin.record.arrays import BoolArray, IntArray
-from slime_plugin.slime.packed_batch import Share
+from slime_plugin.slime.packed_batch import ContextPart
 from slime_plugin.train.tree_model import TreeGPTModel
 from slime_plugin.train.tree_sequence import TreeSequence, tree_sequence, window_of
 
@@ -99,7 +99,9 @@ def _padded_positions(position: IntArray, tokens: int) -> IntArray:
 def _held_by_each(bounds: IntArray, ranks: int) -> list[IntArray]:
     """Return the indices in the stream that each rank holds, in its order. Padding is split like a row."""
     rows = [*zip(bounds[:-1].tolist(), np.diff(bounds).tolist(), strict=True)]
-    return [np.concatenate([start + Share(rank, ranks).held(size) for start, size in rows]) for rank in range(ranks)]
+    return [
+        np.concatenate([start + ContextPart(rank, ranks).held(size) for start, size in rows]) for rank in range(ranks)
+    ]
 
 
 def _own_window(input_ids: Tensor, orders: list[IntArray], group: dist.ProcessGroup) -> Tensor:

@@ -58,7 +58,7 @@ def _iterations_before(evaluation: int, args: Namespace) -> int:
     return 0 if evaluation == 0 and args.save not in _sampled else evaluation + 1
 
 
-def recorded_samples(iteration: int, args: Namespace, data_source: Any) -> list[list[Sample]]:
+def replayed_groups(iteration: int, args: Namespace, data_source: Any) -> list[list[Sample]]:
     """Return slime's groups of samples with the rollouts that another run recorded for an iteration."""
     replay = cell_of(args).cluster.replay
     if replay is None:

@@ -20,7 +20,7 @@ from slime_plugin.errors import ConfigError
 from slime_plugin.methods import Method, TrainedTokens, method_of
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.distiller import SCHEDULE_FILE, Distiller, ScheduleFile
-from slime_plugin.slime.packed_batch import PackedBatch, Share, Trained, joined, trained_tokens
+from slime_plugin.slime.packed_batch import ContextPart, PackedBatch, Trained, joined, trained_tokens
 from slime_plugin.slime.packed_model import PackedTreeModel
 from slime_plugin.slime.refusals import check_args
 from slime_plugin.slime.retention import remove_outdated
@@ -136,7 +136,7 @@ class Training:
 
     def _predictions(self, batch: PackedBatch, logits: Tensor) -> tuple[Tensor, Trained]:
         """Select [M, V/tp] logits in front of trained tokens from this rank's [1, T, V/tp]."""
-        trained = trained_tokens(batch, Share.of(context_group(self.groups)), logits)
+        trained = trained_tokens(batch, ContextPart.of(context_group(self.groups)), logits)
         return logits[0].index_select(0, trained.logits), trained
 
     def _shard(self, rows: Tensor) -> Shard:

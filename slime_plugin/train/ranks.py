@@ -26,14 +26,14 @@ import torch.distributed as dist
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 
 Result = TypeVar("Result")
-Report = Callable[[int], None]
+OnProgress = Callable[[int], None]
 """Called with the number of further units of work that are done."""
 
 
 def run_ranks(
-    ranks: int, function: Callable[..., Result], *arguments: Any, on_progress: Report = lambda done: None
+    ranks: int, function: Callable[..., Result], *arguments: Any, on_progress: OnProgress = lambda done: None
 ) -> list[Result]:
-    """Return what ``function(report, ...)`` returns on each rank, called with torch.distributed initialised.
+    """Return what ``function(on_progress, ...)`` returns on each rank, called with torch.distributed initialised.
 
     Progress is that of rank 0. An error on any rank ends the others and is raised here.
     """
@@ -93,7 +93,7 @@ def _deferred_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _collect(pipes: list[Connection], on_progress: Report) -> list[Any]:
+def _collect(pipes: list[Connection], on_progress: OnProgress) -> list[Any]:
     results: dict[int, Any] = {}
     errors: list[Exception] = []
     waiting = dict(zip(pipes, range(len(pipes)), strict=True))

@@ -12,7 +12,7 @@ import pytest
 
 from slime_plugin.cluster import driver
 from slime_plugin.hooks import rollout, train
-from slime_plugin.slime.contract import MEGATRON, SLIME, Call, Fact, Names, Takes, contract_problems
+from slime_plugin.slime.contract import MEGATRON, SLIME, CallSite, Fact, Names, Takes, contract_problems
 from slime_plugin.slime.hook_names import ROLLOUT_HOOKS, TRAINING_HOOKS
 
 HOOKS: dict[str, Callable[..., Any]] = {
@@ -27,7 +27,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "custom_before_train_step_hook": train.before_train_step,
     "func": train.loss,
 }
-CALLS = [fact for fact in SLIME if isinstance(fact, Call) and fact.callee in HOOKS]
+CALLS = [fact for fact in SLIME if isinstance(fact, CallSite) and fact.callee in HOOKS]
 
 
 def test_every_hook_is_called_somewhere() -> None:
@@ -38,7 +38,7 @@ def test_every_hook_is_called_somewhere() -> None:
 
 
 @pytest.mark.parametrize("fact", CALLS, ids=lambda fact: fact.callee)
-def test_hooks_take_what_they_are_given(fact: Call) -> None:
+def test_hooks_take_what_they_are_given(fact: CallSite) -> None:
     given: list[object] = []
     named: dict[str, object] = {}
     for word in fact.arguments.split(", "):
@@ -64,7 +64,7 @@ def source_of(facts: list[Fact]) -> str:
     lines: list[str] = []
     methods: dict[str, list[str]] = {}
     for fact in facts:
-        if isinstance(fact, Call):
+        if isinstance(fact, CallSite):
             lines.append(f"{fact.callee}({fact.arguments})")
         elif isinstance(fact, Names):
             lines.append(repr(fact.texts))
@@ -101,7 +101,7 @@ def test_a_package_in_which_one_does_not_hold_is_refused(tmp_path: Path, fact: F
     slime, megatron = write_packages(tmp_path)
     path = (slime if fact in SLIME else megatron) / fact.file
     text = path.read_text()
-    if isinstance(fact, Call):
+    if isinstance(fact, CallSite):
         changed = text.replace(f"{fact.callee}({fact.arguments})", f"{fact.callee}(other)")
         wanted = [fact.callee, fact.arguments, "(other)"]
     elif isinstance(fact, Takes):

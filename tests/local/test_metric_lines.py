@@ -24,9 +24,9 @@ def test_a_step_is_a_mean_over_rollouts_and_a_mean_over_tokens() -> None:
 
 
 def test_replicas_add_up_in_an_iteration() -> None:
-    drift = dict.fromkeys(LOGDIFF_KEYS, 0.0)
-    one = drift | {"tokens": 10.0, "logdiff": 1.0, "start/tokens": 6.0, "start/logdiff": 0.6, "max": 0.5}
-    other = drift | {"tokens": 30.0, "logdiff": 7.0, "start/tokens": 2.0, "start/logdiff": 1.0, "max": 2.5}
+    logdiff = dict.fromkeys(LOGDIFF_KEYS, 0.0)
+    one = logdiff | {"tokens": 10.0, "logdiff": 1.0, "start/tokens": 6.0, "start/logdiff": 0.6, "max": 0.5}
+    other = logdiff | {"tokens": 30.0, "logdiff": 7.0, "start/tokens": 2.0, "start/logdiff": 1.0, "max": 2.5}
     other |= {"fold/near/tokens": 5.0, "fold/near/logdiff": 1.5}
     line = iteration_line(3, TOLD, [one, other], SECONDS)
     assert (line["kind"], line["version"], line["reward"]) == ("iteration", 3, 0.5)
@@ -39,7 +39,7 @@ def test_replicas_add_up_in_an_iteration() -> None:
     assert (line["rollout_tokens_per_second"], line["train_tokens_per_second"]) == (10.0, 30.0)
 
 
-def test_an_iteration_without_trained_tokens_has_no_drift() -> None:
+def test_an_iteration_without_trained_tokens_has_no_logdiff() -> None:
     line = iteration_line(0, TOLD, [dict.fromkeys(LOGDIFF_KEYS, 0.0) | {"max": 0.0}], SECONDS)
     assert line["logdiff"] == {"mean": None, "max": None}
     assert line["places"] == {}

@@ -1,4 +1,4 @@
-"""However the trainer is split over ranks, a run is the same run: loss, gradient norm and drift of its first update."""
+"""However the trainer is split over ranks, a run is the same: loss, gradient norm and logdiff of its first update."""
 
 from __future__ import annotations
 

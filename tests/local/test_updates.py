@@ -23,7 +23,7 @@ from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
 from slime_plugin.local.sample import recorded_samples
 from slime_plugin.record import Record
-from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from tests.train import oracle
 from tests.train.conftest import Truth
 
@@ -85,7 +85,7 @@ def test_sdcc_distills_from_the_weights_of_each_update(truth: Truth, tmp_path: P
     assert (found[name] - expected[name]).norm() < 2e-3 * (expected[name] - start).norm()
 
 
-def train(report: Report, work: Work) -> list[float]:
+def train(on_progress: OnProgress, work: Work) -> list[float]:
     """On every rank: all iterations, and the weights on disk at the end. The norms of the gradients."""
     cell = Cell(model=work.model, method=work.method, objective=OBJECTIVE, trainer=work.trainer)
     args = Namespace(memorywalker=cell.to_json())

@@ -17,7 +17,7 @@ from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample
 from slime_plugin.rollout.server import Server
 from slime_plugin.rollout.tools.tool import Parameter, Schema
-from slime_plugin.slime.samples import record_of, sessions_of
+from slime_plugin.slime.samples import record_of, rollout_service
 from tests.conftest import ROOT
 from tests.tap.agents import drift
 
@@ -107,7 +107,7 @@ def test_an_agent_that_is_a_black_box_gives_a_sample_like_any_other(server: Serv
 
     async def play() -> Any:
         sample = await hooks.generate(args, question(), {})
-        await sessions_of(args).close()
+        await rollout_service(args).close()
         return sample
 
     sample = asyncio.run(play())

@@ -24,7 +24,7 @@ from slime_plugin.cluster.arguments import plugin_yaml, slime_flags
 from slime_plugin.config.cell import Cell
 from slime_plugin.record import Record
 from slime_plugin.slime.samples import put_record
-from slime_plugin.train.ranks import Report
+from slime_plugin.train.ranks import OnProgress
 from tests.slime.sources import slime_imports
 
 ON_A_CPU = (
@@ -117,7 +117,7 @@ def train_data(job: SlimeJob) -> list[dict[str, Any]]:
         ray.shutdown()
 
 
-def train(report: Report, job: SlimeJob, parts: list[dict[str, Any]]) -> Outcome:
+def train(on_progress: OnProgress, job: SlimeJob, parts: list[dict[str, Any]]) -> Outcome:
     """One rollout's worth of training, by slime's actor."""
     args = parsed_args(job)
     _on_a_cpu()

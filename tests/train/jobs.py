@@ -35,7 +35,7 @@ from slime_plugin.train.hf_weights import gather_tensors, load_weights
 from slime_plugin.train.loss import ROLLOUT_KEYS
 from slime_plugin.train.pipeline import wrap_for_training
 from slime_plugin.train.process_groups import is_first_stage, is_last_stage, start_groups
-from slime_plugin.train.ranks import Report
+from slime_plugin.train.ranks import OnProgress
 from slime_plugin.train.transformer_config import transformer_config
 from slime_plugin.train.tree_model import TreeGPTModel, build_model
 
@@ -75,7 +75,7 @@ class Outcome:
     gradients: dict[str, torch.Tensor]
 
 
-def update(report: Report, job: Job, methods: Sequence[Method]) -> list[Outcome]:
+def update(on_progress: OnProgress, job: Job, methods: Sequence[Method]) -> list[Outcome]:
     """The loss and gradients of each method."""
     groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)

@@ -55,7 +55,7 @@ class Scored:
         wrong = {"naive_compressed": self.compressed, "sdcc": self.compressed, "naive_full": self.full}
         return wrong.get(method, self.live)
 
-    def drift(self, method: str) -> list[float]:
+    def logdiff(self, method: str) -> list[float]:
         return [abs(value - float(self.record.logprobs[p])) for p, value in self.under(method).items()]
 
 
@@ -142,20 +142,20 @@ def compared(trained: Run) -> tuple[Run, Result]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drift_is_that_of_transformers(compared: tuple[Run, Result], method: str) -> None:
+def test_logdiff_is_that_of_transformers(compared: tuple[Run, Result], method: str) -> None:
     trained, _ = compared
     value = trained.read()
-    drift = [distance for scored in trained.scored for distance in scored.drift(method)]
+    logdiff = [distance for scored in trained.scored for distance in scored.logdiff(method)]
     found = value["methods"][method]["logdiff"]
     if method in EXACT:
         assert found["mean"] < 1e-6
         assert found["max"] < 1e-5
     else:
-        assert found["mean"] == pytest.approx(np.mean(drift), rel=1e-4)
-        assert found["max"] == pytest.approx(np.max(drift), rel=1e-4)
+        assert found["mean"] == pytest.approx(np.mean(logdiff), rel=1e-4)
+        assert found["max"] == pytest.approx(np.max(logdiff), rel=1e-4)
         assert found["mean"] > 1e3 * value["floor"]["mean"]
     for part in value["by_iteration"]:
-        own = [d for scored in trained.scored if scored.iteration == part["iteration"] for d in scored.drift(method)]
+        own = [d for scored in trained.scored if scored.iteration == part["iteration"] for d in scored.logdiff(method)]
         assert part["methods"][method]["mean"] == pytest.approx(np.mean(own), rel=1e-4, abs=1e-6)
         assert part["methods"][method]["max"] == pytest.approx(np.max(own), rel=1e-4, abs=1e-5)
 
@@ -386,8 +386,8 @@ def test_records_outside_a_training_run(trained: Run, tmp_path: Path) -> None:
     assert result.stdout.count("wrote ") == 1
     value = json.loads(folder.comparison.read_text())
     assert value["iterations"] == [0]
-    drift = [distance for scored in own for distance in scored.drift("naive_full")]
-    assert value["methods"]["naive_full"]["logdiff"]["mean"] == pytest.approx(np.mean(drift), rel=1e-4)
+    logdiff = [distance for scored in own for distance in scored.logdiff("naive_full")]
+    assert value["methods"]["naive_full"]["logdiff"]["mean"] == pytest.approx(np.mean(logdiff), rel=1e-4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rollouts.jsonl", "stores"]
 
 

@@ -1,4 +1,4 @@
-"""Sums of drift against a loop over tokens."""
+"""Sums of logdiff against a loop over tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_place_tells_the_last_edit_and_how_long_ago_it_was(rollout: Rollout) -
             assert PLACES[places[position]] == expected
 
 
-def test_drift_is_summed_over_all_tokens_and_by_place() -> None:
+def test_logdiff_is_summed_over_all_tokens_and_by_place() -> None:
     trained, logged, places = [-1.0, -2.0, -0.5, -3.0], [-1.25, -2.0, -0.25, -1.0], [0, 0, 1, 2]
     sums = logdiff_sums(torch.tensor(trained), torch.tensor(logged), torch.tensor(places))
     gaps = [a - b for a, b in zip(trained, logged, strict=True)]

@@ -18,7 +18,7 @@ from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import ConfigError, LayoutError, MemoryWalkerError
 from slime_plugin.methods import lay_out
 from slime_plugin.train.process_groups import context_group, start_groups
-from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.snapshot import MovingAverage
 from slime_plugin.train.transformer_config import transformer_config
 from slime_plugin.train.tree_model import check_model
@@ -49,7 +49,7 @@ def tree_batch(job: Job) -> Stream:
     return Stream(np.array(tokens + [0] * padding, dtype=np.int32), np.array(parent, dtype=np.int32))
 
 
-def next_token_logprobs(report: Report, job: Job) -> list[tuple[int, float]]:
+def next_token_logprobs(on_progress: OnProgress, job: Job) -> list[tuple[int, float]]:
     """As a loss that knows nothing of trees would see it: row ``i - 1`` of the logits predicts token ``i``."""
     groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)
@@ -101,7 +101,7 @@ def walk(batch: Stream, token: int) -> list[int]:
     return [] if above < 0 else [*walk(batch, above), above]
 
 
-def stock_loss(report: Report, job: Job) -> tuple[float, float]:
+def stock_loss(on_progress: OnProgress, job: Job) -> tuple[float, float]:
     """Megatron's own cross entropy over labels, on a tree; and the mean of the log-probabilities that predict them."""
     groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)
@@ -121,7 +121,7 @@ def test_megatrons_own_loss_runs_on_a_tree(truth: Truth) -> None:
     assert stock == pytest.approx(ours, rel=1e-6)  # stock statistics are float32
 
 
-def follow(report: Report, job: Job) -> dict[str, float]:
+def follow(on_progress: OnProgress, job: Job) -> dict[str, float]:
     groups = start_groups(job.parallel)
     model = load_model(job.folder, groups, job.parallel, job.dtype)
     average = MovingAverage([model], decay=0.75)
@@ -154,7 +154,7 @@ REFUSED = {
 }
 
 
-def refuse(report: Report, job: Job, changes: dict[str, Any]) -> dict[str, str]:
+def refuse(on_progress: OnProgress, job: Job, changes: dict[str, Any]) -> dict[str, str]:
     groups = start_groups(job.parallel)
     said = {}
     for name, value in changes.items():
@@ -183,7 +183,7 @@ def test_worlds_that_do_not_fit_are_refused(truth: Truth) -> None:
         Parallelism(sp=True)
 
 
-def plain_sequence(report: Report, job: Job) -> None:
+def plain_sequence(on_progress: OnProgress, job: Job) -> None:
     groups = start_groups(job.parallel)
     model = load_model(job.folder, groups, job.parallel, job.dtype)
     bounds = torch.tensor([0, 4], dtype=torch.int32)
@@ -198,7 +198,7 @@ def test_stock_packed_sequences_are_refused(truth: Truth) -> None:
         run_ranks(1, plain_sequence, truth.job())
 
 
-def fail(report: Report, how: str) -> None:
+def fail(on_progress: OnProgress, how: str) -> None:
     if torch.distributed.get_rank() == 1:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)

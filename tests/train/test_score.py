@@ -89,19 +89,19 @@ def test_every_sampled_token_is_there_once(rolled: Rolled) -> None:
 
 
 @pytest.mark.parametrize("method", ["naive_compressed", "sdcc"])
-def test_the_compressed_walk_drifts_at_diverging_leaves_and_nowhere_else(rolled: Rolled, method: str) -> None:
+def test_the_compressed_walk_is_off_at_diverging_leaves_and_nowhere_else(rolled: Rolled, method: str) -> None:
     for token in rolled.score("--method", method)["tokens"]:
-        drift = abs(token["train_logprob"] - token["rollout_logprob"])
+        logdiff = abs(token["train_logprob"] - token["rollout_logprob"])
         leaves = oracle.diverging(rolled.rollouts[token["record"]])
-        assert (drift > 1e-4) == (token["tape"] in leaves), token
+        assert (logdiff > 1e-4) == (token["tape"] in leaves), token
 
 
-def test_naive_full_drifts_where_it_sees_what_was_evicted(rolled: Rolled) -> None:
+def test_naive_full_is_off_where_it_sees_what_was_evicted(rolled: Rolled) -> None:
     for token in rolled.score("--method", "naive_full")["tokens"]:
         rollout = rolled.rollouts[token["record"]]
         stale = rollout.live[token["tape"]] != tuple(rollout.record.tokens[: token["tape"]].tolist())
-        drift = abs(token["train_logprob"] - token["rollout_logprob"])
-        assert (drift > 1e-4) == stale, token
+        logdiff = abs(token["train_logprob"] - token["rollout_logprob"])
+        assert (logdiff > 1e-4) == stale, token
 
 
 def test_the_summary_is_that_of_its_tokens(rolled: Rolled) -> None:

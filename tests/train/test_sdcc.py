@@ -10,7 +10,7 @@ import torch
 
 from slime_plugin.config.method import NaiveCompressed, Sdcc
 from slime_plugin.config.parallel import Parallelism
-from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.sdcc import SdccSchedule
 from tests.train import oracle
 from tests.train.conftest import Truth
@@ -73,7 +73,7 @@ def test_the_teacher_pass_is_skipped_where_it_would_teach_nothing(truth: Truth) 
     assert run_ranks(1, count_teacher_passes, truth.job(), [0, 1], distilling(0.0)) == [0]
 
 
-def count_teacher_passes(report: Report, job: Job, rollouts: list[int], method: Sdcc) -> int:
+def count_teacher_passes(on_progress: OnProgress, job: Job, rollouts: list[int], method: Sdcc) -> int:
     """Forward passes beyond those of the students: hooks count how often the first layer runs."""
     passes = []
     hook = torch.nn.modules.module.register_module_forward_pre_hook(

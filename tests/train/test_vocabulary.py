@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime_plugin.errors import ConfigError
-from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.vocabulary import Shard, forward_kl, token_statistics
 
 ROWS, VOCABULARY, HIDDEN = 13, 29, 6
@@ -48,7 +48,7 @@ def plainly(top_k: int | None) -> Numbers:
     }
 
 
-def in_parallel(report: Report, top_k: int | None, chunk: int, padding: int, dtype: torch.dtype) -> Numbers:
+def in_parallel(on_progress: OnProgress, top_k: int | None, chunk: int, padding: int, dtype: torch.dtype) -> Numbers:
     """On one rank: its rows of the weight, its columns of the logits. Hidden states' gradients are summed."""
     group = dist.group.WORLD
     assert group is not None
@@ -116,7 +116,7 @@ def test_shards_that_the_vocabulary_does_not_fill_are_refused() -> None:
         run_ranks(2, _shard, 29, 14)
 
 
-def _shard(report: Report, vocabulary: int, columns: int) -> int:
+def _shard(on_progress: OnProgress, vocabulary: int, columns: int) -> int:
     group = dist.group.WORLD
     assert group is not None
     return Shard.of(vocabulary, columns, group).size

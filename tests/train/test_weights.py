@@ -16,13 +16,13 @@ from slime_plugin.errors import ConfigError
 from slime_plugin.train.hf_weights import load_weights, save_weights
 from slime_plugin.train.pipeline import wrap_for_training
 from slime_plugin.train.process_groups import start_groups
-from slime_plugin.train.ranks import Report, run_ranks
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from tests.train import oracle
 from tests.train.conftest import Truth
 from tests.train.jobs import Job, load_model
 
 
-def pass_through(report: Report, job: Job, target: Path) -> None:
+def pass_through(on_progress: OnProgress, job: Job, target: Path) -> None:
     """Through a model that is wrapped for training and was filled once more after that."""
     groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)

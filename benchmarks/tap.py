@@ -142,7 +142,7 @@ class Prepared:
         begun = time.perf_counter()
         if self.think:
             await asyncio.sleep(self.think)
-        spent = self.spent[request.session]
+        spent = self.spent[request.rollout]
         spent.append(time.perf_counter() - begun)
         return self._script[len(spent) - 1]
 

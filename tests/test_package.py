@@ -45,9 +45,16 @@ from slime_plugin.bridge.editors import Ask, Editor
 from slime_plugin.bridge.messages import Message
 from slime_plugin.bridge.reward import Outcome
 from slime_plugin.bridge.tools.base import Parameter, Schema, ToolError
-from slime_plugin.tap.drivers import Driver, Errand, Finished, Launch
+from slime_plugin.bridge.chat import ChatML, load_chat
+from slime_plugin.bridge.chat.base import Chat
+from slime_plugin.bridge.engine.base import Engine, Generation, Request
+from slime_plugin.bridge.engine import base
+from slime_plugin.tap.drivers import DRIVERS, Driver, Errand, Finished, Launch, driver_for, run_agent
+from slime_plugin.tap.drivers.base import Driver as BaseDriver, Errand as BaseErrand
 from slime_plugin import agents, rollout
-assert Context is rollout.context.Context and Editor is rollout.editors.Editor and Errand is agents.AgentTask
+assert Context is rollout.context.Context and Editor is rollout.editors.Editor
+assert Chat is rollout.chat.Chat and base.Engine is Engine is rollout.engine.engine.Engine
+assert BaseErrand is Errand is agents.AgentTask and BaseDriver is Driver is agents.Driver
 """
 
 

@@ -33,9 +33,9 @@ def load_cell(name: str, corpus: Path) -> Cell:
 
 async def play(cell: Cell, engine: Engine, chat: Chat, questions: Sequence[Question], seed: int = 0) -> list[Record]:
     """One rollout of each question, all at once; in the order of the questions."""
-    async with open_editor_environment(cell, chat) as harness:
-        sessions = [
-            EditorRollout(harness, engine, q, f"{cell.harness.type}-{q.id}", rollout_seed(seed, q.id))
+    async with open_editor_environment(cell, chat) as environment:
+        rollouts = [
+            EditorRollout(environment, engine, q, f"{cell.harness.type}-{q.id}", rollout_seed(seed, q.id))
             for q in questions
         ]
-        return await asyncio.gather(*(session.run() for session in sessions))
+        return await asyncio.gather(*(rollout.run() for rollout in rollouts))

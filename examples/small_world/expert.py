@@ -112,7 +112,7 @@ class Seen:
 
 
 class Expert:
-    """An engine. The same turn for the same seed, session and context, whatever else is under way."""
+    """An engine. The same turn for the same seed, rollout and context, whatever else is under way."""
 
     def __init__(self, tokenizer: Tokenizer, noise: Noise = SILENT, seed: int = 0) -> None:
         self._tokenizer = tokenizer
@@ -121,7 +121,7 @@ class Expert:
 
     async def generate(self, request: Request) -> Generation:
         context = self._tokenizer.decode(list(request.prompt), skip_special_tokens=False)
-        draw = random.Random(f"{self._seed} {request.session} {context}")
+        draw = random.Random(f"{self._seed} {request.rollout} {context}")
         said = self.say(Seen.of(context), draw)
         tokens = self._tokenizer.encode(said + "<|im_end|>", add_special_tokens=False).ids
         kept = tuple(tokens[: request.max_tokens])

@@ -11,14 +11,16 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from slime_plugin.config.harness import BlackBox
 from slime_plugin.errors import ConfigError
+from slime_plugin.record import Status
 from slime_plugin.tap.payload import Thread
 
 S = TypeVar("S", bound=BlackBox)
@@ -28,8 +30,7 @@ INHERITED = ("PATH", "LANG", "LC_ALL", "TZ")
 INSTALLED = Path(".harnesses") / "bin"
 """Where ``launch/harnesses.sh`` puts programs, below the current folder."""
 
-Status = Literal["completed", "truncated", "aborted", "failed"]
-"""As in a record: done; ended by a limit; stopped from outside; an error."""
+_COMPLAINT = "Driver.complaint is now Driver.failure_reason; the old name is removed in 0.8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,17 @@ class Driver(ABC, Generic[S]):
         last = (output.splitlines() or ["no output"])[-1]
         return f"{self.command} exited with {code}: {last:.300}"
 
-    complaint = failure_reason  # its name in 0.6, until 0.8
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "complaint" in vars(cls) and "failure_reason" not in vars(cls):  # a driver of 0.6
+            warnings.warn(f"{cls.__qualname__}: {_COMPLAINT}", FutureWarning, stacklevel=2)
+            cls.failure_reason = cls.complaint  # type: ignore[method-assign]
+
+    def complaint(self, code: int, output: str) -> str:
+        """Name of :meth:`failure_reason` in 0.6, until 0.8."""
+        warnings.warn(_COMPLAINT, FutureWarning, stacklevel=2)
+        is_old = type(self).failure_reason is type(self).complaint  # which calls this method as its super()
+        return Driver.failure_reason(self, code, output) if is_old else self.failure_reason(code, output)
 
     def program(self) -> Path:
         """Path of the program."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 from slime_plugin.errors import Defect, nearest
 from slime_plugin.record.report import Json as Json
@@ -20,7 +20,9 @@ rollout continues, such as that of a subagent; nothing was edited."""
 OWN_KIND = re.compile(r"[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 """The kind of a user's editor, such as ``context_folding:branch``. The colon distinguishes it from a misspelling."""
 
-STATUSES = ("completed", "truncated", "aborted", "failed")
+Status = Literal["completed", "truncated", "aborted", "failed"]
+"""Done; ended by a limit; stopped from outside; an error."""
+STATUSES: tuple[Status, ...] = get_args(Status)
 """A record may have another status; credit assignment refuses it, because aborted and failed rollouts leave the group's
 baseline and a misspelt status would not."""
 

@@ -13,6 +13,7 @@ Each verb on its own is one edit. Several together are one edit inside ``with co
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,12 +109,17 @@ class Context:
             raise ContextError("the policy cannot sample inside an edit; sample first, then edit")
         return [*self._prompt, *self._chat.open_turn()]
 
-    def place(self, id: int) -> int:
+    def index(self, id: int) -> int:
         """Index of a live segment in :attr:`segments`."""
-        for place, segment in enumerate(self._live):
+        for index, segment in enumerate(self._live):
             if segment.id == id:
-                return place
+                return index
         raise ContextError(f"segment {self[id].id} is not in the live context; restore it first")
+
+    def place(self, id: int) -> int:
+        """Name of :meth:`index` in 0.6, until 0.8."""
+        warnings.warn("Context.place is now Context.index; the old name is removed in 0.8", FutureWarning, stacklevel=2)
+        return self.index(id)
 
     # Growing
 
@@ -158,9 +164,9 @@ class Context:
         """Remove the segments and insert the message in place of the first."""
         leaving = self._leaving(ids)
         if not leaving:
-            raise ContextError("replace takes at least 1 segment; with 0 there is no place for the message")
+            raise ContextError("replace takes at least 1 segment; with 0 it is not known where to insert the message")
         with self._verb("compact"):
-            at = next(place for place, segment in enumerate(self._live) if segment.id in leaving)
+            at = next(index for index, segment in enumerate(self._live) if segment.id in leaving)
             self._live = [segment for segment in self._live if segment.id not in leaving]
             tokens = self._chat.render(message)
             segment = self._segment(message, tokens)
@@ -179,7 +185,7 @@ class Context:
         at = len(self._live) if at is None else at
         if not 1 <= at <= len(self._live):
             raise ContextError(
-                f"cannot restore at place {at}: places go from 1, after the prompt, to {len(self._live)}"
+                f"cannot restore at index {at}: indices go from 1, after the prompt, to {len(self._live)}"
             )
         with self._verb("restore"):
             self._live[at:at] = coming
@@ -217,7 +223,7 @@ class Context:
     def _leaving(self, ids: Iterable[int]) -> set[int]:
         leaving = set(ids)
         for id in leaving:
-            if self.place(id) == 0:
+            if self.index(id) == 0:
                 raise ContextError("segment 0 is the prompt, which stays; evict what comes after it")
             if self._editing and id >= self._segments_before:
                 raise ContextError(

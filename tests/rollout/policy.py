@@ -79,14 +79,14 @@ class Lookup:
         return self.known.get(arguments["query"], f"nothing about {arguments['query']}")
 
 
-def session(
+def begin(
     engine: Any,
     harness: Mapping[str, Any] | Callable[[], Editor[Any]],
     tools: Iterable[Any] = (),
     question: Question = QUESTION,
     **limits: Any,
 ) -> EditorRollout:
-    """A session of a scripted policy with the small world's tokenizer."""
+    """A rollout of a scripted policy with the small world's tokenizer."""
     if callable(harness):
         name, editor = "test", harness
     else:
@@ -120,6 +120,6 @@ def check_conditioning(record: Record, engine: Scripted) -> None:
 
 def rolled_out(engine: Scripted, harness: Any, tools: Iterable[Any] = (), **limits: Any) -> Record:
     """The record of a whole rollout, checked."""
-    record = asyncio.run(session(engine, harness, tools, **limits).run())
+    record = asyncio.run(begin(engine, harness, tools, **limits).run())
     check_conditioning(record, engine)
     return record

@@ -22,7 +22,7 @@ class Router(ServerProcess):
         return [
             *(sys.executable, "-m", "tests.rollout.router"),
             *("--host", self.host, "--port", str(port), "--worker-urls", *self.urls),
-            # A new session goes to the server with the fewest, and stays there.
+            # A new rollout goes to the server with the fewest, and stays there.
             *("--policy", "manual", "--assignment-mode", "min_group"),
             "--disable-retries",  # the client retries
             *("--log-level", "warn"),

@@ -111,7 +111,7 @@ def test_titles_are_searched_and_shown(tmp_path: Path) -> None:
     assert asyncio.run(run(config.Search(backend=backend, numbered=False, top_k=1))) == "A city."
 
 
-def test_sessions_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_rollouts_do_not_disturb_each_other(tmp_path: Path) -> None:
     documents = [f"{i % 7} {i % 5} {i % 3} even" for i in range(200)]
     path = corpus(tmp_path / "c.jsonl", [{"text": text} for text in documents])
     queries = [f"{i % 7} {i % 5} even" for i in range(100)]

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.small_world.tokenizer import build
+from slime_plugin.config.custom import NoSettings
 from slime_plugin.record import KINDS, Meta
 from slime_plugin.rollout.chat import ChatML
 from slime_plugin.rollout.context import Context, ContextError
 from slime_plugin.rollout.editors import Ask, Editor
-from slime_plugin.rollout.editors.editor import NoSettings
 from slime_plugin.rollout.engine.engine import Generation
 from slime_plugin.rollout.messages import Message
-from tests.rollout.policy import ANSWER, Scripted, call, check_conditioning, decode, encode, rolled_out, session
+from tests.rollout.policy import ANSWER, Scripted, begin, call, check_conditioning, decode, encode, rolled_out
 
 CHAT = ChatML(build())
 
@@ -120,8 +120,8 @@ def test_an_edit_that_fails_did_not_happen() -> None:
         (lambda made: (made.evict([2]), made.evict([2])), "segment 2 is not in the live context"),
         (lambda made: made.restore([2]), "segment 2 is in the live context already"),
         (lambda made: (made.evict([2]), made.restore([2, 2])), "segment 2 is in the live context already"),
-        (lambda made: (made.evict([2]), made.restore([2], at=0)), "place 0: places go from 1, after the prompt, to 4"),
-        (lambda made: (made.evict([2]), made.restore([2], at=5)), "place 5"),
+        (lambda made: (made.evict([2]), made.restore([2], at=0)), "index 0: indices go from 1, after the prompt, to 4"),
+        (lambda made: (made.evict([2]), made.restore([2], at=5)), "index 5"),
         (lambda made: made.replace([], Message("user", "x")), "at least 1 segment"),
         (lambda made: made.edit("popp").__enter__(), "'popp' is not a kind of edit; use 'pop'"),
         (lambda made: made.take_back(made[2]), "not the last message"),
@@ -207,7 +207,13 @@ def test_a_failed_edit_inside_a_turn_fails_the_rollout_and_loses_nothing() -> No
                 context.evict([0])
 
     engine = Scripted([call("search", query="a"), call("search", query="b"), ANSWER])
-    record = asyncio.run(session(engine, lambda: Wrong(NoSettings())).run())
+    record = asyncio.run(begin(engine, lambda: Wrong(NoSettings())).run())
     check_conditioning(record, engine)
     assert (record.meta.status, record.meta.reward, record.meta.extra["stop"]) == ("failed", None, "error")
     assert "segment 0 is the prompt" in record.meta.extra["error"]
+
+
+def test_the_index_of_a_segment_goes_by_its_old_name_too() -> None:
+    made = context()
+    with pytest.warns(FutureWarning, match=r"Context\.place is now Context\.index"):
+        assert made.place(0) == made.index(0) == 0

@@ -33,7 +33,7 @@ from tests.rollout.services import Reply, breaks_off, hangs, resets, says
 STOP = {"type": "stop", "matched": 9}
 LENGTH = {"type": "length", "length": 3}
 ABORT = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-ASK = Request(prompt=[1, 2, 3], max_tokens=4, session="q1-0", seed=5)
+ASK = Request(prompt=[1, 2, 3], max_tokens=4, rollout="q1-0", seed=5)
 LONG = 120.0
 """Seconds that no test waits for."""
 
@@ -182,11 +182,16 @@ def test_without_a_seed_and_without_top_k() -> None:
     assert fake.bodies[0]["sampling_params"]["top_k"] == -1
 
 
-@pytest.mark.parametrize(("session", "header"), [("q7-3~1", "q7-3~1"), ("why?\r\né", "why%3F%0D%0A%C3%A9")])
-def test_a_session_says_who_it_is(session: str, header: str) -> None:
+@pytest.mark.parametrize(("rollout", "header"), [("q7-3~1", "q7-3~1"), ("why?\r\né", "why%3F%0D%0A%C3%A9")])
+def test_a_rollout_says_who_it_is(rollout: str, header: str) -> None:
     fake = Fake([says(answer())])
-    asyncio.run(ask(fake, replace(ASK, session=session)))
+    asyncio.run(ask(fake, replace(ASK, rollout=rollout)))
     assert fake.headers[0]["X-SMG-Routing-Key"] == header
+
+
+def test_a_request_names_its_rollout_by_the_old_name_too() -> None:
+    with pytest.warns(FutureWarning, match=r"Request\.session is now Request\.rollout"):
+        assert ASK.session == "q1-0"
 
 
 # What is made of answers
@@ -558,7 +563,7 @@ def test_turns_do_not_wait_for_each_other() -> None:
 
         fake = Fake([reply])
         async with running(fake), client(fake.url) as engine:
-            turns = (engine.generate(replace(ASK, prompt=[i], session=f"q{i}")) for i in range(150))
+            turns = (engine.generate(replace(ASK, prompt=[i], rollout=f"q{i}")) for i in range(150))
             assert [turn.tokens for turn in await asyncio.gather(*turns)] == [(i,) for i in range(150)]
 
     asyncio.run(run())
@@ -606,7 +611,7 @@ def test_an_abort_reaches_a_server_behind_the_real_router() -> None:
     async def run() -> None:
         one, other = Fake([until_aborted(7)]), Fake([until_aborted(8)])
         async with running(one), running(other), routed(one.url, other.url) as url, client(url, top_k=20) as engine:
-            asked = [replace(ASK, session=f"s{i}", timeout=0.2) for i in range(4)]
+            asked = [replace(ASK, rollout=f"s{i}", timeout=0.2) for i in range(4)]
             turns = await asyncio.gather(*map(engine.generate, asked))
             assert sorted(turn.tokens for turn in turns) == [(7,), (7,), (8,), (8,)]
             assert {turn.finish for turn in turns} == {"abort"}

@@ -65,7 +65,7 @@ def test_every_editor_fires_and_its_contexts_are_what_the_engine_saw(
     assert len({record.meta.reward for record in records}) > 1
 
 
-def test_sixty_four_sessions_at_once_share_prefixes_and_stay_exact(server: Server, policy: Any, tmp_path: Path) -> None:
+def test_sixty_four_rollouts_at_once_share_prefixes_and_stay_exact(server: Server, policy: Any, tmp_path: Path) -> None:
     before = len(server.log.read_text(errors="replace"))
     records = rollouts("agentfold", server.url, tmp_path / "run", questions=4, samples=16)
     check_replay(records, policy)

@@ -52,7 +52,7 @@ def cell(name: str, **limits: Any) -> Cell:
 
 
 def test_an_engine_that_is_killed_in_mid_turn_and_restarted_costs_no_rollout(policy: Any, tmp_path: Path) -> None:
-    """And the restarted one, whose cache is empty, goes on with the same sessions."""
+    """And the restarted one, whose cache is empty, goes on with the same rollouts."""
     server = Server(Flags(MODEL, "cpu", max_total_tokens=16384), port=free_port())
     settings = cell("agentfold", concurrency=16)
     patient = Engine(retries=1000, timeout=1800.0)  # as long as the restart may take
@@ -61,7 +61,7 @@ def test_an_engine_that_is_killed_in_mid_turn_and_restarted_costs_no_rollout(pol
         stop = asyncio.Event()
         restarting: list[asyncio.Task[None]] = []
 
-        def watch(record: Record, session: RolloutHandle) -> None:
+        def watch(record: Record, rollout: RolloutHandle) -> None:
             if not restarting:
                 os.killpg(server.pid, signal.SIGKILL)
                 restarting.append(asyncio.create_task(asyncio.to_thread(restart)))
@@ -97,7 +97,7 @@ async def sampled(server: Server, during: Callable[[asyncio.Event], Awaitable[No
     stop = asyncio.Event()
     async with SglangEngine(server.url, BRISK, RANDOM, CHAT.stop_ids) as engine:
         engine._sampling["ignore_eos"] = True  # which token a seed draws depends on the processor: none may end it
-        settings = {"max_tokens": 1500, "session": "s", "seed": 5, **request}
+        settings = {"max_tokens": 1500, "rollout": "s", "seed": 5, **request}
         turn = asyncio.create_task(engine.generate(Request(PROMPT, stop=stop, **settings)))
         await asyncio.sleep(1.0)
         await during(stop)

@@ -49,7 +49,7 @@ def played(engine: Any, folder: Path, stop_after: int | None = None, concurrency
     async def play() -> None:
         stop = asyncio.Event()
 
-        def watch(record: Record, session: object) -> None:
+        def watch(record: Record, rollout: object) -> None:
             done.append(record)
             if len(done) == stop_after:
                 stop.set()
@@ -93,7 +93,7 @@ def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_what_failed_is_tried_again_with_the_same_seed(tmp_path: Path) -> None:
     class Fails(Scripted):
         async def generate(self, request: Request) -> Generation:
-            if request.session == "q2-1":
+            if request.rollout == "q2-1":
                 raise EngineError("not this one")
             return await super().generate(request)
 
@@ -120,7 +120,7 @@ def test_an_engine_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
 def test_a_question_that_the_engine_refuses_does_not_stop_the_others(tmp_path: Path) -> None:
     class Refuses(Scripted):
         async def generate(self, request: Request) -> Generation:
-            if request.session.startswith("q0"):
+            if request.rollout.startswith("q0"):
                 raise RefusedError("too long")
             return await super().generate(request)
 
@@ -157,7 +157,7 @@ def test_other_questions_under_the_same_ids_are_refused(tmp_path: Path) -> None:
         jobs_left(tmp_path / STORE, others, 2)
 
 
-def test_hundreds_of_sessions_at_once(tmp_path: Path) -> None:
+def test_hundreds_of_rollouts_at_once(tmp_path: Path) -> None:
     class Busy(Scripted):
         here = most = 0
 
@@ -174,7 +174,7 @@ def test_hundreds_of_sessions_at_once(tmp_path: Path) -> None:
     async def play() -> None:
         jobs = [Job(question, 0) for question in questions]
         with StoreWriter(tmp_path / STORE) as store:
-            await run_jobs(harness(300), engine, jobs, store, lambda record, session: None, asyncio.Event())
+            await run_jobs(harness(300), engine, jobs, store, lambda record, rollout: None, asyncio.Event())
 
     asyncio.run(play())
     assert engine.most == 300

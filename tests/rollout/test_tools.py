@@ -442,16 +442,16 @@ def test_a_pace_is_kept_in_the_order_of_asking() -> None:
         limiter = RateLimiter(4.0, clock.timing())
         turns: list[tuple[int, float]] = []
 
-        async def session(number: int) -> None:
+        async def rollout(number: int) -> None:
             for _ in range(2):
                 await limiter.acquire()
                 turns.append((number, clock.time))
                 await asyncio.sleep(0)
 
-        await asyncio.gather(*(session(number) for number in range(3)))
+        await asyncio.gather(*(rollout(number) for number in range(3)))
         assert turns == [(0, 0.0), (1, 0.25), (2, 0.5), (0, 0.75), (1, 1.0), (2, 1.25)]
         clock.time = 100.0  # a break is not saved up for a burst
-        await asyncio.gather(session(0), session(1))
+        await asyncio.gather(rollout(0), rollout(1))
         assert [time for _, time in turns[6:]] == [100.0, 100.25, 100.5, 100.75]
 
     asyncio.run(run())
@@ -478,7 +478,7 @@ def test_a_turn_that_is_given_up_is_not_lost() -> None:
     asyncio.run(run())
 
 
-def test_all_sessions_share_the_rate_and_repetitions_count() -> None:
+def test_all_rollouts_share_the_rate_and_repetitions_count() -> None:
     async def run() -> None:
         clock = Clock()
         async with serving(says("", 500, Retry_After="0"), found(PARIS)) as service:
@@ -536,7 +536,7 @@ def test_an_answer_is_asked_for_once(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_sessions_that_ask_the_same_at_once_share_one_request(tmp_path: Path) -> None:
+def test_rollouts_that_ask_the_same_at_once_share_one_request(tmp_path: Path) -> None:
     async def run() -> None:
         gate = asyncio.Event()
 

@@ -18,7 +18,7 @@ from slime_plugin.rollout.messages import split_thought
 from slime_plugin.rollout.tool_calls import BadCall, Call, parse_calls
 from slime_plugin.rollout.tools.tool import Parameter, Schema, ToolError
 from slime_plugin.rollout.turn_loop import rollout_seed, turn_seed
-from tests.rollout.policy import ANSWER, Lookup, Scripted, call, check_conditioning, decode, encode, rolled_out, session
+from tests.rollout.policy import ANSWER, Lookup, Scripted, begin, call, check_conditioning, decode, encode, rolled_out
 
 CONTROL = {"type": "search_r1"}
 LOOK_UP = call("search", query="a")
@@ -168,7 +168,7 @@ def test_an_engine_that_breaks_its_promises_is_a_failed_record(logprobs: tuple[f
         async def generate(self, request: Request) -> Generation:
             return Generation((5, 6), logprobs, "stop")
 
-    record = asyncio.run(session(Wrong([]), CONTROL).run())
+    record = asyncio.run(begin(Wrong([]), CONTROL).run())
     assert ended(record) == ("failed", "engine")
     assert not record.generated.any()
 
@@ -178,7 +178,7 @@ def test_a_question_that_cannot_be_rendered_is_a_failed_record() -> None:
         def prompt(self, *arguments: Any) -> list[int]:
             raise ChatError("not this one")
 
-    asked = session(Scripted([]), CONTROL)
+    asked = begin(Scripted([]), CONTROL)
     object.__setattr__(asked._environment, "chat", Refuses(build()))
     record = asyncio.run(asked.run())
     assert (ended(record), record.meta.extra["error"]) == (("failed", "error"), "not this one")
@@ -315,7 +315,7 @@ def test_an_engine_that_gives_up_in_a_summary_leaves_the_request_unanswered() ->
 
 
 def test_a_reward_that_fails_is_a_failed_record() -> None:
-    asked = session(Scripted([ANSWER]), CONTROL)
+    asked = begin(Scripted([ANSWER]), CONTROL)
 
     async def broken(outcome: object) -> float:
         raise ZeroDivisionError("no reward")
@@ -333,7 +333,7 @@ def test_a_reward_that_takes_too_long_or_is_in_the_way_of_a_stop() -> None:
         return 1.0
 
     async def stopped() -> Record:
-        asked = session(Scripted([ANSWER]), CONTROL)
+        asked = begin(Scripted([ANSWER]), CONTROL)
         object.__setattr__(asked._environment, "reward", slow)
         running = asyncio.create_task(asked.run())
         await started.wait()
@@ -341,7 +341,7 @@ def test_a_reward_that_takes_too_long_or_is_in_the_way_of_a_stop() -> None:
         return await running
 
     started = asyncio.Event()
-    asked = session(Scripted([ANSWER]), CONTROL, tool_seconds=0.05)
+    asked = begin(Scripted([ANSWER]), CONTROL, tool_seconds=0.05)
     object.__setattr__(asked._environment, "reward", slow)
     record = asyncio.run(asked.run())
     assert ended(record) == ("failed", "error")
@@ -350,7 +350,7 @@ def test_a_reward_that_takes_too_long_or_is_in_the_way_of_a_stop() -> None:
     assert ended(asyncio.run(stopped())) == ("aborted", "stopped")
 
 
-def test_a_stopped_session_ends_as_aborted_with_what_it_has() -> None:
+def test_a_stopped_rollout_ends_as_aborted_with_what_it_has() -> None:
     class Stopped(Scripted):
         async def generate(self, request: Request) -> Generation:
             if self.script:
@@ -364,17 +364,17 @@ def test_a_stopped_session_ends_as_aborted_with_what_it_has() -> None:
             return generation
 
     engine = Stopped([LOOK_UP])
-    asked = session(engine, CONTROL)
+    asked = begin(engine, CONTROL)
     record = asyncio.run(asked.run())
     check_conditioning(record, engine)
     assert ended(record) == ("aborted", "stopped")
     assert record.meta.reward is None
 
 
-def test_a_session_is_stopped_in_the_middle_of_a_tool_call() -> None:
+def test_a_rollout_is_stopped_in_the_middle_of_a_tool_call() -> None:
     async def stopped() -> Record:
         tool = Broken(None)
-        asked = session(engine, CONTROL, [tool])
+        asked = begin(engine, CONTROL, [tool])
         running = asyncio.create_task(asked.run())
         await tool.called.wait()
         asked.stop()
@@ -409,7 +409,7 @@ def test_a_turn_that_straddles_a_weight_update_is_marked() -> None:
     assert record.meta.weight_version == "8"
 
 
-def test_seeds_depend_on_run_session_and_turn_alone() -> None:
+def test_seeds_depend_on_run_rollout_and_turn_alone() -> None:
     engine = Scripted([LOOK_UP, ANSWER])
     rolled_out(engine, CONTROL)
     assert [request.seed for request in engine.requests] == [turn_seed(3, 0), turn_seed(3, 1)]

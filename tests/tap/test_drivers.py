@@ -138,6 +138,27 @@ def test_a_driver_of_ones_own() -> None:
         driver_for(harness(f"{{type: '{HERE}:LooseDriver'}}"))
 
 
+def test_a_driver_of_the_version_before_gives_its_reason_by_the_old_name() -> None:
+    with pytest.warns(FutureWarning, match=r"OldDriver: Driver\.complaint is now Driver\.failure_reason"):
+
+        class OldDriver(ScriptDriver):
+            def complaint(self, code: int, output: str) -> str:
+                with pytest.warns(FutureWarning, match="failure_reason"):
+                    return f"alas: {super().complaint(code, output)}"
+
+    settings = Scripted(script="pass", marks=Path("here"))
+    assert OldDriver(settings).judge(3, "", "no luck").reason == "alas: python exited with 3: no luck"
+
+
+def test_a_driver_may_ask_for_its_reason_by_the_old_name() -> None:
+    class NewDriver(ScriptDriver):
+        def failure_reason(self, code: int, output: str) -> str:
+            return f"alas: {output}"
+
+    with pytest.warns(FutureWarning, match="failure_reason"):
+        assert NewDriver(Scripted(script="pass", marks=Path("here"))).complaint(3, "no luck") == "alas: no luck"
+
+
 def test_headers_of_the_built_in_agents_are_read_for_any_driver() -> None:
     driver = driver_for(harness(f"{{type: '{HERE}:ScriptDriver', script: pass, marks: here}}"))
     sent = {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"}

@@ -83,10 +83,10 @@ class Telltale:
 
     async def generate(self, request: Request) -> Generation:
         prompt = list(request.prompt)
-        self.prompts[request.session].append(prompt)
-        if len(self.prompts[request.session]) == 1:
+        self.prompts[request.rollout].append(prompt)
+        if len(self.prompts[request.rollout]) == 1:
             await self.begun.wait()
-        words = Words.of(request.session, prompt)
+        words = Words.of(request.rollout, prompt)
         await asyncio.sleep(words.seconds)
         tokens = words.tokens(self.chat)
         return Generation(tokens, logprobs_of(tokens), "stop", (("7", len(tokens)),))

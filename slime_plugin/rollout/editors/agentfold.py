@@ -24,7 +24,7 @@ class AgentFoldEditor(Editor[AgentFold]):
         summary = await ask(Message("user", self.settings.request), self.settings.summary_tokens)
         if summary is None:
             return
-        request = context.segments[context.place(summary.id) - 1]
+        request = context.segments[context.index(summary.id) - 1]
         with context.edit("fold", author="policy"):
             context.evict([*(segment.id for segment in prefix), request.id, summary.id])
             context.restore([summary.id], at=1)

@@ -78,9 +78,9 @@ class MemexRLEditor(Editor[MemexRL]):
             if draft is not None:
                 context.evict([draft.id])
             for stub, ids in self._store.values():
-                place = context.place(stub.id)
+                index = context.index(stub.id)
                 context.evict([stub.id])
-                context.restore(ids, at=place)
+                context.restore(ids, at=index)
         self._store.clear()
         return True
 

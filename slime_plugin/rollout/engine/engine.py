@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -29,13 +30,19 @@ class Request:
     prompt: Sequence[int]
     """Token ids of the live context."""
     max_tokens: int
-    session: str
+    rollout: str
     """Id of the rollout: its turns go to the engine that has their prefix cached."""
     seed: int | None = None
     timeout: float | None = None
     """Seconds after which the turn is aborted and returns what was sampled by then."""
     stop: asyncio.Event | None = None
     """Aborts the turn once it is set."""
+
+    @property
+    def session(self) -> str:
+        """Name of :attr:`rollout` in 0.6, until 0.8."""
+        warnings.warn("Request.session is now Request.rollout; the old name is removed in 0.8", FutureWarning, 2)
+        return self.rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class SglangEngine:
                 problem = f"no answer within {self._settings.timeout:g} seconds, nor to the abort"
             except _UnansweredError as error:
                 problem = str(error)
-            _log.info("turn of %s, attempt %d: %s", request.session, attempt, problem)
+            _log.info("turn of %s, attempt %d: %s", request.rollout, attempt, problem)
             if attempt < attempts:
                 seconds = backoff_s(attempt, self._settings.backoff, self._random.random())
                 await _wait(min(seconds, until - clock()), request.stop)
@@ -114,7 +114,7 @@ class SglangEngine:
             if clock() >= until:
                 break
         raise EngineError(
-            f"the engine at {self._url} did not answer a turn of {request.session} in {attempt} attempts; the last "
+            f"the engine at {self._url} did not answer a turn of {request.rollout} in {attempt} attempts; the last "
             f"one: {problem}. See its log; engine.retries and engine.timeout set how long to wait for it"
         )
 
@@ -150,7 +150,7 @@ class SglangEngine:
             "return_logprob": True,
             "stream": False,
         }
-        headers = {**_JSON, ROUTING_HEADER: urllib.parse.quote(request.session)}
+        headers = {**_JSON, ROUTING_HEADER: urllib.parse.quote(request.rollout)}
         try:
             async with self._session.post(
                 f"{self._url}/generate", data=orjson.dumps(body), headers=headers
@@ -207,13 +207,13 @@ class SglangEngine:
         if not 400 <= status < 500 or status in RETRIED_STATUSES:
             return _UnansweredError(f"{status} {message}")
         return (RefusedError if status in REFUSED_STATUSES else EngineError)(
-            f"the engine at {self._url} refuses a turn of {request.session} of {len(request.prompt)} tokens and up to "
+            f"the engine at {self._url} refuses a turn of {request.rollout} of {len(request.prompt)} tokens and up to "
             f"{request.max_tokens} more: {status} {message}. If that is too long for it, lower rollout.context_tokens"
         )
 
     def _unusable(self, request: Request, what: str) -> EngineError:
         return EngineError(
-            f"the engine at {self._url} answered a turn of {request.session} with {what}; that cannot be recorded. "
+            f"the engine at {self._url} answered a turn of {request.rollout} with {what}; that cannot be recorded. "
             "See its log, and check that its version is the one in requirements.sglang"
         )
 

@@ -153,7 +153,7 @@ class RemoteService:
 
 
 class RemoteServices:
-    """Services that share an HTTP session."""
+    """Services that share an HTTP client session."""
 
     def __init__(self, environment: Mapping[str, str], timing: Timing) -> None:
         self.timing = timing

@@ -1,7 +1,6 @@
 # slime's image with this package. Versions are those of docker/versions.env:
 #   docker/build.sh slime
-#   docker run --rm -it --gpus all --ipc=host --network=host -v "$PWD/models:/opt/memorywalker/models" \
-#     -v "$PWD/data:/opt/memorywalker/data" -v "$PWD/runs:/opt/memorywalker/runs" memorywalker:slime bash
+#   docker/run.sh
 ARG SLIME_IMAGE
 ARG SLIME_IMAGE_TAG
 FROM ${SLIME_IMAGE}:${SLIME_IMAGE_TAG}
@@ -37,12 +36,13 @@ RUN pip install --no-cache-dir --no-deps -e . \
  && memorywalker --help \
  && python3 -c "import slime, bm25s, tensorboardX, slime_plugin.hooks.rollout" \
  && python3 docker/check_image.py sglang="$SLIME_SGLANG" torch="$SLIME_TORCH" numpy="$SLIME_NUMPY" \
-      transformers="$SLIME_TRANSFORMERS"
+      transformers="$SLIME_TRANSFORMERS" --extra rollout
 
 # The agents of the black-box cells, on request: HARNESSES="claude opencode" docker/build.sh slime
 ARG HARNESSES
 RUN if [[ -n "$HARNESSES" ]]; then \
-      apt-get update && apt-get install --yes --no-install-recommends nodejs npm && rm -rf /var/lib/apt/lists/* \
+      python3 docker/check_image.py --extra tap \
+      && apt-get update && apt-get install --yes --no-install-recommends nodejs npm && rm -rf /var/lib/apt/lists/* \
       && read -ra names <<<"$HARNESSES" && launch/harnesses.sh "${names[@]}"; \
     fi
 CMD ["bash"]

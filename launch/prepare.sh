@@ -82,7 +82,8 @@ else
   lines=$(memorywalker slime-args configs/reference.yaml "model='${model//\'/\'\'}'" rollout.questions=none --lines \
     2> >(grep -v '^Not here: ' >&2)) || exit
   mapfile -t flags < <(sed '/^--hf-checkpoint$/,$d' <<<"$lines")
-  python=(python3)
+  # One process, whatever a Slurm allocation around this says of its tasks: slime's tool would wait for the others.
+  python=(env WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 python3)
   [[ $gpus -eq 1 ]] || python=(python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus")
   run_or_show rm -rf "$converted.part"
   # Renamed when complete, so that an interrupted conversion is repeated.

@@ -149,6 +149,57 @@ def test_usage(name: str) -> None:
         assert wrong.stdout == ""
 
 
+def test_a_container_has_what_training_needs(tmp_path: Path) -> None:
+    environment = {"WANDB_API_KEY": "secret", "HTTPS_PROXY": "http://proxy:1", "MINE": "1", "PASS_ENV": "MINE"}
+    environment |= {"INFINIBAND": str(tmp_path), "HOME": str(tmp_path), "DOCKER": "podman"}
+    shown = script("docker/run.sh", "--dry-run", "nvidia-smi", "-L", environment=environment)
+    assert shown.returncode == 0, shown.stderr
+    words = shlex.split(shown.stdout)
+    assert words[:2] == ["podman", "run"]
+    assert words[-3:] == ["memorywalker:slime", "nvidia-smi", "-L"]
+    assert {"memlock=-1", "stack=67108864", "--network=host", "--ipc=host", "IPC_LOCK", str(tmp_path)} <= set(words)
+    assert {words[i + 1] for i, word in enumerate(words) if word == "--env"} >= {"WANDB_API_KEY", "HTTPS_PROXY", "MINE"}
+    assert "secret" not in shown.stdout
+    detached = shlex.split(script("docker/run.sh", "--dry-run", "--detach", environment=environment).stdout)
+    assert detached[detached.index("--name") + 1] == "memorywalker"
+    assert detached[-2:] == ["sleep", "infinity"]
+
+
+def test_a_container_on_another_host(tmp_path: Path) -> None:
+    """Words arrive as they were given, through ssh and a shell in the container."""
+    executable(tmp_path / "ssh", '#!/bin/bash\nshift 4\n[[ $1 == gpu1 ]] && shift && exec bash -c "$*"\n')
+    executable(tmp_path / "docker", '#!/bin/bash\n[[ "$1 $2 $3" == "exec -i mine" ]] && shift 3 && exec "$@"\n')
+    words = ["two words", "$HOME", "it's", '"']
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CONTAINER": "mine"}
+    quoted = [shlex.quote(word) for word in ["printf", "%s\n", *words]]
+    shown = script("launch/lib/ssh_container.sh", "gpu1", *quoted, environment=environment)
+    assert shown.stdout.splitlines() == words, shown.stderr
+
+
+def test_an_image_with_other_versions(tmp_path: Path) -> None:
+    def check(*pins: str) -> subprocess.CompletedProcess[str]:
+        return script(sys.executable, "docker/check_image.py", *pins, environment={"PYTHONPATH": str(tmp_path)})
+
+    for name, version in {"sglang": "0.5.15.post2.dev7+gabc", "torch": "2.11.0+cu129"}.items():
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    sound = check("torch=2.11.0", "sglang=0.5.15.post1", "--extra", "tap", "--extra", "rollout")
+    assert sound.returncode == 0, sound.stderr
+    assert "sglang is 0.5.15.post2.dev7+gabc, a build between releases, in place of 0.5.15.post1" in sound.stderr
+    wrong = check("torch=2.12.0", "sglang=0.6.0", "no-such-package=1")
+    assert wrong.returncode == 1
+    assert "torch is 2.11.0+cu129, not 2.12.0; sglang is 0.5.15.post2.dev7+gabc, not 0.6.0" in wrong.stderr
+    assert "no-such-package is missing, not 1" in wrong.stderr
+
+
+def test_a_conversion_in_a_slurm_allocation_is_one_process(tmp_path: Path) -> None:
+    shown = script("launch/prepare.sh", str(write_model(tmp_path)), "--dry-run", environment={"SLURM_NTASKS": "4"})
+    (line,) = [line for line in shown.stdout.splitlines() if "convert_hf_to_torch_dist.py" in line]
+    words = shlex.split(line)
+    assert {"WORLD_SIZE=1", "RANK=0", "LOCAL_RANK=0"} <= set(words[: words.index("python3")])
+
+
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("nodes", ["1", "4"])
 def test_every_cell_has_a_command_line(cell: str, nodes: str) -> None:
@@ -257,7 +308,14 @@ class Job:
         return self.folder / "run"
 
     def start(
-        self, name: str, *words: str, ranks: int, hosts: str = "", driver: str = "stand_in_driver", remote: str = ""
+        self,
+        name: str,
+        *words: str,
+        ranks: int,
+        hosts: str = "",
+        driver: str = "stand_in_driver",
+        remote: str = "",
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> subprocess.Popen[str]:
         here = self.folder
         settings = [f"{key}.questions={here}/questions.jsonl" for key in ("rollout", "evaluation")]
@@ -267,23 +325,26 @@ class Job:
             f"model={here}/Qwen3-4B",
             *settings,
         )
-        environment = {
+        variables = {
             **os.environ,
             **SECRETS,
             "DRIVER": driver,
             "PYTHONPATH": str(here / "modules"),
             "REMOTE_SHELL": remote or str(here / "remote-shell"),
             "NUM_GPUS": "8",
+            "NUM_CPUS": "12",
+            "http_proxy": "http://127.0.0.1:9",  # nobody listens there
             "PASS_ENV": "REPORT RANKS LOOK_FOR",
             "REPORT": str(here / "report.json"),
             "RANKS": str(ranks),
-            "LOOK_FOR": json.dumps(list(SECRETS)),
+            "LOOK_FOR": json.dumps([*SECRETS, "no_proxy"]),
+            **environment,
         }
         job = subprocess.Popen(
             # What is started in the background of a script inherits that interrupts are ignored.
             ["env", "--default-signal=INT", f"launch/{name}", *words, "--out", str(self.run)],
             cwd=ROOT,
-            env=environment,
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -338,6 +399,8 @@ def test_two_hosts_from_start_to_end(job: Job) -> None:
     job.start("cluster.sh", hosts=HOSTS, ranks=2)
     report = job.report()
     assert len({rank["host"] for rank in report["ranks"]}) == 2
+    for rank in report["ranks"]:
+        assert {"127.0.0.1", "127.0.0.2"} <= set(rank["environment"].pop("no_proxy").split(","))
     assert [rank["environment"] for rank in report["ranks"]] == [SECRETS, SECRETS]
     assert report["shown"] == []
     check_command_line(report["words"])
@@ -433,6 +496,16 @@ def test_a_host_that_never_joins(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
     job.start("train.sh", "--with", str(executable(job.folder / "more.yaml", "cluster: {gpus: 16}\n")), ranks=1)
     output = job.output()
     assert "1 of 1 nodes and 8 of 16 GPUs have joined after 3 s; JOIN_TIMEOUT sets the time to wait" in output
+    assert job.began[0].returncode == 1
+
+
+def test_a_host_with_too_few_cpus(job: Job) -> None:
+    """slime would wait for its placement group without an end."""
+    job.start("train.sh", ranks=1, environment={"NUM_CPUS": "8"})
+    output = job.output()
+    assert "Ray counts 8 CPUs (8 on " in output
+    assert "slime reserves 10, one per GPU on its node and 2 for itself" in output
+    assert "set NUM_CPUS" in output
     assert job.began[0].returncode == 1
 
 

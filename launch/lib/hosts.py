@@ -121,7 +121,7 @@ def main() -> int:
         "address": f"{names[0].rpartition('@')[2] if args.hosts else '127.0.0.1'}:{port}",
         "environment": {**ray_token(), **passed([key for key in args.keys.split(",") if key])},
         "driver": None,
-        "nodes": len(names),
+        "hosts": [name.rpartition("@")[2] for name in names],
         "gpus": args.gpus,
     }
     remote = shlex.split(os.environ.get("REMOTE_SHELL") or REMOTE_SHELL)

@@ -56,7 +56,8 @@ class NodeConfig:
     environment: dict[str, str]
     driver: list[str] | None
     """Module and flags, on the head."""
-    nodes: int
+    hosts: list[str]
+    """All nodes, the head first."""
     gpus: int
     """Of each node."""
 
@@ -109,8 +110,9 @@ class Node:
         name = self._config.host.rpartition("@")[2]
         if _is_address(name):
             role += ["--node-ip-address", name]
-        if gpus := os.environ.get("NUM_GPUS"):
-            role += ["--num-gpus", gpus]
+        for resource in ("gpus", "cpus"):
+            if number := os.environ.get(f"NUM_{resource.upper()}"):
+                role += [f"--num-{resource}", number]
         options = ["--temp-dir", str(self._ledger.scratch), "--disable-usage-stats"]
         with open(self._logs.parent / f"{self._config.host}.ray.log", "ab") as log:
             self._ray = _start([sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role, *options], log)
@@ -119,10 +121,9 @@ class Node:
         self._wait_for_port(host, int(port))
 
     def _join(self) -> None:
-        gpus = self._config.nodes * self._config.gpus
-        timeout_s = os.environ.get("JOIN_TIMEOUT") or "300"
+        nodes, timeout_s = len(self._config.hosts), os.environ.get("JOIN_TIMEOUT") or "300"
         script = str(Path(__file__).with_name("joined.py"))
-        joined = _start([sys.executable, script, str(self._config.nodes), str(gpus), timeout_s], None)
+        joined = _start([sys.executable, script, str(nodes), str(self._config.gpus), timeout_s], None)
         if self._wait_for(joined):
             raise Stop(1, f"the job was not started; what Ray says is in {self._logs.parent}")
 
@@ -255,7 +256,7 @@ def main() -> int:
     config = NodeConfig(**{**received, "run": Path(received["run"])})
     os.chdir(ROOT)
     os.environ.update(config.environment)
-    os.environ.update(expected())
+    os.environ.update(expected(config.hosts))
     os.environ["RAY_ADDRESS"] = config.address
     sys.path[:0] = import_paths()
     become_subreaper()

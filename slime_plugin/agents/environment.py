@@ -22,16 +22,16 @@ from slime_plugin.agents import AgentTask, Driver, Finished, any_thread_of, run_
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.method import Mask4d
 from slime_plugin.config.rollout import Rollout
-from slime_plugin.errors import ConfigError, MemoryWalkerError, RecordError
+from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.record import Meta, Record, RolloutReport
 from slime_plugin.recovery.recover import Recovered, recover
+from slime_plugin.rollout.base_rollout import STOPPED, BaseRollout, Ending
 from slime_plugin.rollout.chat import load_chat
 from slime_plugin.rollout.chat.chat import Chat
 from slime_plugin.rollout.engine.engine import Engine
 from slime_plugin.rollout.environment import check_model
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.reward import Outcome, build_reward, extract_answer
-from slime_plugin.rollout.turn_loop import Ending
 from slime_plugin.tap.payload import StopReason
 from slime_plugin.tap.tap import Tap
 from slime_plugin.tap.tap_session import TapSession
@@ -63,71 +63,80 @@ class AgentEnvironment:
         return AgentRollout(self, engine, question, id, seed)
 
 
-class AgentRollout:
-    """One rollout of one question: ``run`` is called once."""
+class AgentRollout(BaseRollout[AgentEnvironment]):
+    """One rollout of one question, by an agent."""
 
-    def __init__(self, agents: AgentEnvironment, engine: Engine, question: Question, id: str, seed: int | None) -> None:
-        self._agents, self._engine, self._question, self._id, self._seed = agents, engine, question, id, seed
-        self._stop = asyncio.Event()
-        self._stopped = False
+    def __init__(
+        self, environment: AgentEnvironment, engine: Engine, question: Question, id: str, seed: int | None
+    ) -> None:
+        super().__init__(environment, question, id, seed)
+        self._engine = engine
+        self._stop_agent = asyncio.Event()
         self._session: TapSession | None = None
+        self._recovered: Recovered | None = None
 
     @property
     def turns(self) -> int:
         return 0 if self._session is None else len(self._session.turns)
 
     def stop(self) -> None:
-        """End soon as aborted, keeping what was sampled. May be called at any time, any number of times."""
-        self._stopped = True
-        self._stop.set()
+        super().stop()
+        self._stop_agent.set()
 
-    async def run(self) -> Record:
-        """Return the record of the rollout. Raises nothing but cancellation."""
-        agents = self._agents
-        folder = agents.folder / f"rollout-{secrets.token_hex(8)}"
+    async def _run(self) -> Ending:
+        environment = self._environment
+        folder = environment.folder / f"rollout-{secrets.token_hex(8)}"
         try:
-            async with agents.slots:
+            async with environment.slots:
                 ending = await self._work(folder)
-            return await self._record(ending)
         finally:
-            if not agents.driver.settings.keep_folders:
+            if not environment.driver.settings.keep_folders:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 if self._session is not None:
-                    agents.tap.log_of(self._session.id).unlink(missing_ok=True)
+                    environment.tap.log_of(self._session.id).unlink(missing_ok=True)
+        session = self._session
+        if session is None:
+            return ending
+        self._sampled_tokens = sum(turn.sampled for turn in session.turns) + session.lost.total()
+        self._weight_version = session.weight_version
+        weights = environment.driver.settings.train.model_dump()
+        found = await asyncio.to_thread(recover, session.contexts, session.parents, session.lost, weights)
+        self._recovered, self._reply = found, found.reply
+        return self._settled(ending, found)
 
     async def _work(self, folder: Path) -> Ending:
-        agents = self._agents
+        tap = self._environment.tap
         try:
             folder.mkdir()
-            self._session, token = agents.tap.open(f"{self._id}-{folder.name}", self._engine, self._seed)
+            self._session, token = tap.open(f"{self._id}-{folder.name}", self._engine, self._seed)
             try:
                 return self._ending(await self._run_agent(self._session, token, folder))
             finally:
-                agents.tap.close(self._session)
+                tap.close(self._session)
                 await self._session.close({"status": "closed"})
         except (MemoryWalkerError, OSError) as error:
             _log.warning("rollout %s failed: %s", self._id, error)
             return Ending("failed", "error", str(error))
 
     async def _run_agent(self, session: TapSession, token: str, folder: Path) -> Finished:
-        agents, limits = self._agents, self._agents.limits
-        work, template = folder / "work", agents.driver.settings.workspace
+        driver, limits = self._environment.driver, self._environment.limits
+        work, template = folder / "work", driver.settings.workspace
         if template is None:
             work.mkdir()
         elif not template.is_dir():
             raise ConfigError(f"harness.workspace: there is no folder {template}")
         else:
             await asyncio.to_thread(shutil.copytree, template, work, symlinks=True)
-        task = _task(self._question.text, agents.url, token, limits)
+        task = _task(self._question.text, self._environment.url, token, limits)
         stop_with_session = asyncio.create_task(self._stop_with(session))
         try:
             return await run_agent(
-                agents.driver,
+                driver,
                 task,
                 home=folder / "home",
                 work=work,
                 seconds=limits.seconds or float(10**9),
-                stop=self._stop,
+                stop=self._stop_agent,
                 log=folder,
             )
         finally:
@@ -136,13 +145,13 @@ class AgentRollout:
     async def _stop_with(self, session: TapSession) -> None:
         """Stop an agent whose session is over: it would only ask again."""
         await session.over.wait()
-        self._stop.set()
+        self._stop_agent.set()
 
     def _ending(self, finished: Finished) -> Ending:
         assert self._session is not None
         ending = self._session.ending
-        if self._stopped:
-            return Ending("aborted", "stopped")
+        if self._stopped.is_set():
+            return STOPPED
         if ending is not None and (self._session.over.is_set() or finished.status == "failed"):
             return ending
         if finished.status == "completed" and not self._session.turns:
@@ -153,12 +162,13 @@ class AgentRollout:
             return Ending("completed", "")
         return Ending("failed", "agent", finished.reason)
 
-    def _settled(self, ending: Ending, recovered: Recovered, answer: str | None) -> Ending:
+    def _settled(self, ending: Ending, recovered: Recovered) -> Ending:
         """Agents fail, or end without an answer, when a turn is cut off or a context does not fit. That is a limit, so
         the rollout counts as truncated."""
         assert self._session is not None
         if ending.stop not in ("", "agent"):
             return ending
+        answer = extract_answer(recovered.reply)
         limit = "context" if self._session.overflowed else _STOPS.get(recovered.finish)
         if limit is not None and (answer is None or ending.status == "failed"):
             return Ending("truncated", limit, ending.error)
@@ -166,61 +176,13 @@ class AgentRollout:
             return ending
         return Ending("completed", "no answer" if answer is None else "answer")
 
-    async def _record(self, ending: Ending) -> Record:
-        session = self._session
-        if session is None:
-            return self._without_tokens(ending, 0)
-        train = self._agents.driver.settings.train
-        reward = None
-        recovered: Recovered | None = None
-        try:
-            weights = train.model_dump()
-            recovered = await asyncio.to_thread(recover, session.contexts, session.parents, session.lost, weights)
-            answer = extract_answer(recovered.reply)
-            ending = self._settled(ending, recovered, answer)
-            if ending.status in ("completed", "truncated"):
-                outcome = Outcome(self._question, recovered.reply, answer, ending.status)
-                reward = await asyncio.wait_for(self._agents.reward(outcome), self._agents.limits.tool_seconds)
-        except TimeoutError:
-            ending = Ending("failed", "error", "the reward gave no answer in time")
-        except Exception as error:  # noqa: BLE001  # a bad rollout is data: its record says why, and the run continues
-            _log.exception("rollout %s failed", self._id)
-            ending, reward = Ending("failed", "error", f"{type(error).__name__}: {error}"), None
-        try:
-            if recovered is not None and recovered.tokens:
-                return recovered.record(self._meta(ending, reward, recovered.report))
-        except RecordError as error:  # a bug of this package; the run continues without the tokens
-            _log.exception("rollout %s cannot be recorded", self._id)
-            ending = Ending("failed", "error", str(error))
-        return self._without_tokens(ending, sum(turn.sampled for turn in session.turns) + session.lost.total())
-
-    def _without_tokens(self, ending: Ending, sampled: int) -> Record:
-        """Return a record without turns that says how the rollout ended."""
-        report = RolloutReport(calls=0, untrained={"failed": sampled} if sampled else {})
-        opening = self._agents.chat.open_turn()
-        logprobs = [float("nan")] * len(opening)
-        empty = Recovered(list(opening), logprobs, [[(0, len(opening))]], [], report, "", "stop")
-        return empty.record(self._meta(ending, None, report))
+    def _recorded(self, ending: Ending, reward: float | None) -> Record | None:
+        found = self._recovered
+        return found.record(self._meta(ending, reward, found.report)) if found is not None and found.tokens else None
 
     def _meta(self, ending: Ending, reward: float | None, report: RolloutReport) -> Meta:
-        session = self._session
-        report = replace(
-            report,
-            stop=ending.stop,
-            error=ending.error,
-            question=self._question.digest,
-            seed=self._seed,
-            retries=None if session is None else session.retries or None,
-        )
-        return Meta(
-            id=self._id,
-            harness=self._agents.name,
-            group=self._question.id,
-            reward=reward,
-            status=ending.status,
-            weight_version=None if session is None else session.weight_version,
-            extra=report.to_json(),
-        )
+        retries = None if self._session is None else self._session.retries or None
+        return super()._meta(ending, reward, replace(report, retries=retries))
 
 
 @asynccontextmanager

@@ -43,9 +43,13 @@ class RolloutEnvironment(Protocol):
     """Opens rollouts: of an editor, or of an agent behind the tap."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def limits(self) -> Rollout: ...
     @property
     def chat(self) -> Chat: ...
+    @property
+    def reward(self) -> Callable[[Outcome], Awaitable[float]]: ...
 
     def begin(self, engine: Engine, question: Question, id: str, seed: int | None = None) -> RolloutHandle:
         """Create a rollout of a question."""

@@ -13,108 +13,65 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import math
-import traceback
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from slime_plugin.errors import MemoryWalkerError, RecordError
-from slime_plugin.record import Meta, Record, RolloutReport, TurnReport
+from slime_plugin.record import Record, RolloutReport, TurnReport
+from slime_plugin.rollout.base_rollout import STOPPED, BaseRollout, Ending
 from slime_plugin.rollout.chat.chat import encodable
 from slime_plugin.rollout.context import Context, Segment
-from slime_plugin.rollout.engine.engine import Engine, EngineError, Generation, RefusedError, Request
+from slime_plugin.rollout.engine.engine import Engine, EngineError, Generation, Request
 from slime_plugin.rollout.messages import Message, Question, split_thought
-from slime_plugin.rollout.reward import Outcome, extract_answer
+from slime_plugin.rollout.reward import extract_answer
 from slime_plugin.rollout.tool_calls import BadCall, Call, parse_calls, unknown_tool, wrong_arguments
 from slime_plugin.rollout.tools.tool import Schema, ToolError
 
 if TYPE_CHECKING:
     from slime_plugin.rollout.environment import EditorEnvironment  # it imports this module
 
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a rollout is over."""
+class _Sampled:
+    """A turn, if any token was sampled, and why the rollout is over, if it is."""
 
-    status: str
-    stop: str
-    error: str | None = None
+    turn: Segment | None
+    ending: Ending | None
 
 
-class EditorRollout:
+class EditorRollout(BaseRollout["EditorEnvironment"]):
     """One rollout of one question, with an editor."""
 
     def __init__(
         self, environment: EditorEnvironment, engine: Engine, question: Question, id: str, seed: int | None = None
     ) -> None:
-        self._environment = environment
+        super().__init__(environment, question, id, seed)
         self._engine = engine
-        self._question = question
-        self._id = id
-        self._seed = seed
-        self._stopped = asyncio.Event()
         self._deadline = math.inf
         self._turns: list[TurnReport] = []
-        self._sampled_tokens = 0
-        self._weight_version: str | None = None
-        self._reply = ""  # text of the last turn without its thought, unless the policy has to answer again
         self._calls = self._call_errors = 0
         self._context: Context | None = None
-        self._ended_in_ask: Ending | None = None
 
     @property
     def turns(self) -> int:
         """Turns sampled so far, summaries included."""
         return len(self._turns)
 
-    def stop(self) -> None:
-        """End soon as aborted, keeping what was sampled. May be called at any time, any number of times."""
-        self._stopped.set()
-
-    async def run(self) -> Record:
-        """Return the record of the rollout. Raises nothing but cancellation."""
-        if self._environment.limits.seconds is not None:
-            self._deadline = self._now() + self._environment.limits.seconds
-        reward = None
-        try:
-            self._start()
-            ending = await self._loop()
-            if ending.status in ("completed", "truncated"):
-                reward = await self._judge(ending)
-                ending = ending if reward is not None else Ending("aborted", "stopped")
-        except MemoryWalkerError as error:
-            _log.warning("rollout %s failed: %s", self._id, error)
-            of_engine = "refused" if isinstance(error, RefusedError) else "engine"
-            stop = of_engine if isinstance(error, EngineError) else "error"
-            ending = Ending("failed", stop, str(error))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            ending = Ending("failed", "error", "something that the rollout waited for was cancelled")
-        except Exception as error:  # noqa: BLE001  # a bad rollout is data: its record says why, and the run continues
-            _log.exception("rollout %s failed", self._id)
-            ending = Ending("failed", "error", f"{type(error).__name__}: {error}")
-        return self._record(ending, reward)
-
-    def _start(self) -> None:
+    async def _run(self) -> Ending:
         environment, limits = self._environment, self._environment.limits
+        if limits.seconds is not None:
+            self._deadline = self._now() + limits.seconds
         self._editor = environment.editor()
         self._actions = {action.schema.name: action for action in self._editor.actions()}
         schemas = [tool.schema for tool in environment.tools.values()] + [a.schema for a in self._actions.values()]
         self._schemas: dict[str, Schema] = {schema.name: schema for schema in schemas}
         prompt = environment.chat.prompt(limits.system, self._question.text, schemas if limits.describe_tools else ())
         self._context = Context(environment.chat, prompt, self._question.text)
+        return await self._loop()
 
     @property
     def _live(self) -> Context:
-        assert self._context is not None  # created by _start
+        assert self._context is not None  # created by _run
         return self._context
 
     async def _loop(self) -> Ending:
@@ -122,21 +79,21 @@ class EditorRollout:
         for turns_left in reversed(range(limits.turns)):
             if turns_left == 0:
                 editor.before_answer(context, None)
-            await editor.before_turn(context, self._ask)
-            if self._ended_in_ask is not None:
-                return self._ended_in_ask
-            turn, ending = await self._sample(limits.turn_tokens)
-            if turn is not None:
-                self._reply = split_thought(turn.text)[1]
+            ending = await self._before_turn()
             if ending is not None:
                 return ending
+            sampled = await self._sample(limits.turn_tokens)
+            if sampled.turn is not None:
+                self._reply = split_thought(sampled.turn.text)[1]
+            if sampled.ending is not None:
+                return sampled.ending
             calls = parse_calls(self._reply)
             if not calls:
                 answered = extract_answer(self._reply) is not None
                 if self._turns[-1].finish == "length" and not answered:
                     return Ending("truncated", "turn tokens")
-                if turns_left and editor.before_answer(context, turn):
-                    self._reply = ""
+                if turns_left and editor.before_answer(context, sampled.turn):
+                    self._reply = ""  # the policy has to answer again
                     continue
                 return Ending("completed", "answer" if answered else "no answer")
             for call in calls if turns_left else ():  # the policy would not see results of the last turn's calls
@@ -144,18 +101,25 @@ class EditorRollout:
                     await self._execute(call)
         return Ending("truncated", "turns")
 
-    async def _ask(self, message: Message, max_tokens: int) -> Segment | None:
-        """The ``ask`` argument of editors."""
-        if self._ended_in_ask is not None:
-            return None
-        request = self._live.append(message)
-        answer, self._ended_in_ask = await self._sample(max_tokens, asked=True)
-        if answer is None:
-            self._live.take_back(request)
-        return answer if self._ended_in_ask is None else None
+    async def _before_turn(self) -> Ending | None:
+        """Let the editor edit. Return why the rollout is over, if that happened while the editor asked the policy."""
+        ending: Ending | None = None
 
-    async def _sample(self, max_tokens: int, *, asked: bool = False) -> tuple[Segment | None, Ending | None]:
-        """Sample a turn; return what was sampled, if anything, and why the rollout is over, if it is."""
+        async def ask(message: Message, max_tokens: int) -> Segment | None:
+            nonlocal ending
+            if ending is not None:
+                return None
+            request = self._live.append(message)
+            sampled = await self._sample(max_tokens, asked=True)
+            ending = sampled.ending
+            if sampled.turn is None:
+                self._live.take_back(request)
+            return sampled.turn if ending is None else None
+
+        await self._editor.before_turn(self._live, ask)
+        return ending
+
+    async def _sample(self, max_tokens: int, *, asked: bool = False) -> _Sampled:
         limits = self._environment.limits
         prompt = self._live.prompt()
         budgets = {"context": limits.context_tokens - len(prompt), "turn tokens": max_tokens}
@@ -164,9 +128,9 @@ class EditorRollout:
         limit = min(budgets, key=lambda name: budgets[name])
         time_left = self._deadline - self._now()
         if self._stopped.is_set():
-            return None, Ending("aborted", "stopped")
+            return _Sampled(None, STOPPED)
         if budgets[limit] < 1 or time_left <= 0:
-            return None, Ending("truncated", limit if budgets[limit] < 1 else "time")
+            return _Sampled(None, Ending("truncated", limit if budgets[limit] < 1 else "time"))
         timeout = None if time_left == math.inf else time_left
         seed = None if self._seed is None else turn_seed(self._seed, self.turns)
         generation = await self._engine.generate(
@@ -174,8 +138,8 @@ class EditorRollout:
         )
         if not generation.tokens and generation.finish != "abort":
             raise EngineError(f"0 tokens for a turn of {self._id}, though it finished with {generation.finish}")
-        segment = self._append(generation, asked) if generation.tokens else None
-        return segment, self._ending_after(generation, limit, budgets[limit])
+        turn = self._append(generation, asked) if generation.tokens else None
+        return _Sampled(turn, self._ending_after(generation, limit, budgets[limit]))
 
     def _append(self, generation: Generation, asked: bool) -> Segment:
         segment = self._live.append_turn(generation)
@@ -191,7 +155,7 @@ class EditorRollout:
         """Return why the rollout is over after a turn of at most ``budget`` tokens, which ``limit`` allowed."""
         if generation.finish == "abort":
             if self._stopped.is_set():
-                return Ending("aborted", "stopped")
+                return STOPPED
             return Ending("truncated", "time") if self._now() >= self._deadline else Ending("aborted", "engine")
         if generation.finish == "length":
             if len(generation.tokens) < budget:  # the engine's context is shorter than rollout.context_tokens
@@ -234,75 +198,11 @@ class EditorRollout:
             raise ToolError(f"{call.name} gave a {type(result).__name__} instead of a text")
         return result if isinstance(result, str) else None
 
-    async def _judge(self, ending: Ending) -> float | None:
-        """Return the reward; None if the rollout is stopped before there is one."""
-        outcome = Outcome(self._question, self._reply, extract_answer(self._reply), ending.status)
-        environment = self._environment
-        return await self._run_user_code("the reward", environment.reward, outcome, environment.limits.tool_seconds)
-
-    async def _run_user_code(
-        self, what: str, work: Callable[[Argument], Awaitable[Result]], argument: Argument, seconds: float
-    ) -> Result | None:
-        """Return what a tool or reward returns, or None if the rollout is stopped before that.
-
-        Its failure is a :class:`ToolError` that names only the exception's type: the message may hold an API key.
-        """
-
-        async def called() -> Result:
-            return await work(argument)
-
-        task, stopped = asyncio.create_task(called()), asyncio.create_task(self._stopped.wait())
-        try:
-            await asyncio.wait((task, stopped), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not task.cancelled():
-                return task.result()
-            if not task.done() and self._stopped.is_set():
-                return None
-            raise ToolError(
-                f"{what} was cancelled" if task.done() else f"{what} gave no answer within {seconds:.3g} seconds"
-            )
-        except MemoryWalkerError:
-            raise
-        except Exception as error:  # noqa: BLE001  # a tool or reward may raise anything
-            places = "".join(traceback.format_tb(error.__traceback__))
-            _log.warning("%s failed in rollout %s with %s:\n%s", what, self._id, type(error).__name__, places)
-            raise ToolError(f"{what} failed ({type(error).__name__})") from None
-        finally:
-            task.cancel()
-            stopped.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
-
-    def _record(self, ending: Ending, reward: float | None) -> Record:
-        context = self._context
-        if context is None:  # the prompt could not be rendered, and a record holds at least one token
-            context = Context(self._environment.chat, self._environment.chat.open_turn(), "")
-        try:
-            return context.record(self._meta(ending, reward))
-        except RecordError as error:  # a bug of this package; the run continues without the tokens
-            _log.exception("rollout %s cannot be recorded", self._id)
-            empty = Context(self._environment.chat, self._environment.chat.open_turn(), "")
-            self._turns, self._weight_version = [], None
-            return empty.record(self._meta(Ending("failed", "error", str(error)), None))
-
-    def _meta(self, ending: Ending, reward: float | None) -> Meta:
-        report = RolloutReport(
-            stop=ending.stop,
-            error=ending.error,
-            question=self._question.digest,
-            seed=self._seed,
-            calls=self._calls,
-            call_errors=self._call_errors,
-            turns=tuple(self._turns),
-        )
-        return Meta(
-            id=self._id,
-            harness=self._environment.name,
-            group=self._question.id,
-            reward=reward,
-            status=ending.status,
-            weight_version=self._weight_version,
-            extra=report.to_json(),
-        )
+    def _recorded(self, ending: Ending, reward: float | None) -> Record | None:
+        if self._context is None:  # the prompt could not be rendered
+            return None
+        report = RolloutReport(calls=self._calls, call_errors=self._call_errors, turns=tuple(self._turns))
+        return self._context.record(self._meta(ending, reward, report))
 
     @staticmethod
     def _now() -> float:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_plugin.config.rollout import Rollout
+from slime_plugin.rollout.base_rollout import Ending
 from slime_plugin.rollout.chat.chat import Chat, ChatError
 from slime_plugin.rollout.engine.engine import Engine, EngineError, Generation, RefusedError, Request
-from slime_plugin.rollout.turn_loop import Ending
 from slime_plugin.tap.blocks import Turn, parse_turn, thought_length
 from slime_plugin.tap.context_tree import ContextTree, Node, PromptMatch
 from slime_plugin.tap.payload import (

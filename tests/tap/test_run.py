@@ -96,6 +96,40 @@ def test_a_reward_of_ones_own_judges_the_last_message() -> None:
     assert record.meta.reward == 6.0
 
 
+def leaky(outcome: Outcome) -> float:
+    raise ValueError("401 for key sk-123")
+
+
+def test_a_reward_that_fails_keeps_its_message_to_itself() -> None:
+    record, _ = roll_out(settings(reward={"type": "tests.tap.test_run:leaky"}), calling)
+    assert (record.meta.status, record.meta.extra["stop"], record.meta.reward) == ("failed", "error", None)
+    assert record.meta.extra["error"] == "the reward failed (ValueError)"
+    assert record.generated.any()
+
+
+JUDGING = asyncio.Event()
+
+
+async def slow(outcome: Outcome) -> float:
+    JUDGING.set()
+    await asyncio.sleep(3600)
+    return 1.0
+
+
+def test_a_slow_reward_is_in_the_way_of_neither_the_limit_nor_a_stop() -> None:
+    async def stop(rollout: RolloutHandle, engine: Scripted) -> None:
+        await JUDGING.wait()
+        rollout.stop()
+
+    given = settings(reward={"type": "tests.tap.test_run:slow"})
+    record, _ = roll_out(given, calling, stop)
+    assert (record.meta.status, record.meta.extra["stop"], record.meta.reward) == ("aborted", "stopped", None)
+    assert record.generated.any()
+    record, _ = roll_out(given | {"rollout": {**given["rollout"], "tool_seconds": 0.05}}, calling)
+    assert (record.meta.status, record.meta.extra["stop"]) == ("failed", "error")
+    assert record.meta.extra["error"] == "the reward gave no answer within 0.05 seconds"
+
+
 def test_turns_are_limited_also_for_an_agent_that_knows_no_limit() -> None:
     record, engine = roll_out(settings({"asks": 50, "forget": 99}, rollout={"turns": 4}), lambda turn: calling(0))
     assert (record.meta.status, record.meta.extra["stop"]) == ("truncated", "turns")
@@ -144,6 +178,14 @@ def test_a_context_that_does_not_fit_ends_an_agent_that_cannot_compact() -> None
 def test_an_agent_that_hangs_is_ended_in_time() -> None:
     record, _ = roll_out(settings({"hang": True}, rollout={"seconds": 1.0}), calling)
     assert (record.meta.status, record.meta.extra["stop"]) == ("truncated", "time")
+    assert record.meta.reward == 0.0
+
+
+def test_an_agent_that_asks_nothing_in_time_has_a_reward() -> None:
+    """Of every truncated rollout there is one: its group's baseline needs it."""
+    record, engine = roll_out(settings(rollout={"seconds": 0.001}), calling)
+    assert (record.meta.status, record.meta.extra["stop"], record.meta.reward) == ("truncated", "time", 0.0)
+    assert engine.requests == []
 
 
 def test_a_rollout_that_is_stopped_counts_what_was_being_sampled() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.recovery.causes import MAX_PAIRS, explain
+from slime_plugin.rollout.base_rollout import Ending
 from slime_plugin.rollout.chat import ChatML
-from slime_plugin.rollout.turn_loop import Ending
 from slime_plugin.tap import tap_session
 from slime_plugin.tap.blocks import Block
 from slime_plugin.tap.payload import Part, Payload, Reply, TapError, Text, ToolCall, ToolResult

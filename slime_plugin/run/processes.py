@@ -36,7 +36,8 @@ def supervised(command: Sequence[str], grace_s: float, stdin: str | Path = os.de
 
     Start it with a pipe as standard input: closing the pipe terminates the command and all its descendants.
     """
-    return [sys.executable, "-I", supervisor.__file__, str(grace_s), str(stdin), *command]
+    psutil_folder = Path(psutil.__file__).parents[1]
+    return [sys.executable, "-I", supervisor.__file__, str(psutil_folder), str(grace_s), str(stdin), *command]
 
 
 def is_alive(process: psutil.Process) -> bool:

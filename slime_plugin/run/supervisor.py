@@ -1,10 +1,11 @@
 """Run a command, and terminate every process it started once it exits or standard input is closed.
 
-    python -I supervisor.py GRACE_S STDIN COMMAND...
+    python -I supervisor.py PSUTIL_FOLDER GRACE_S STDIN COMMAND...
 
 The owner holds the other end of standard input. The kernel closes it even if the owner is killed, so the command never
 outlives its owner. The supervisor is a subreaper: orphans below it become its children, so no process escapes by
-leaving its group or session. It runs as a script in an isolated interpreter, so it imports nothing of this package.
+leaving its group or session. It runs as a script in an isolated interpreter, so it imports nothing of this package, and
+is told where psutil is: that may be installed for a user or be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+
+if __name__ == "__main__":
+    sys.path.append(sys.argv.pop(1))
 
 import psutil
 

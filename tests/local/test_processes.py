@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import pytest
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.run import processes
 from slime_plugin.run.processes import Ledger, descendants, end_leftovers, is_alive, start_ticks, supervised, terminate
+from tests.conftest import ROOT
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
@@ -229,6 +231,23 @@ def test_a_ledger_that_cannot_be_written_is_told_and_still_ends_everything(
     ledger.end()
     assert child.wait(10) == -signal.SIGTERM
     assert not ledger.scratch.exists()
+
+
+def test_a_supervisor_starts_wherever_psutil_is_installed(tmp_path: Path) -> None:
+    """Below a home folder or on PYTHONPATH: an isolated interpreter looks at neither."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "psutil").symlink_to(Path(psutil.__file__).parent)
+    code = """
+import subprocess
+from slime_plugin.run.processes import supervised
+with subprocess.Popen(supervised(["sh", "-c", "exit 7"], 1.0), stdin=subprocess.PIPE) as process:
+    print(process.wait())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path / "site"), str(ROOT)))}
+    python = [str(tmp_path / "bare" / "bin" / "python"), "-c", code]
+    done = subprocess.run(python, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("7\n", "")
 
 
 @pytest.mark.parametrize("stop", ["terminate", "close", "exit"])

@@ -13,8 +13,8 @@ from slime_plugin.cli.output import with_progress
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import load_config, parse_config
 from slime_plugin.config.method import PACKINGS, Method
-from slime_plugin.errors import MemoryWalkerError, printable
-from slime_plugin.methods import METHODS
+from slime_plugin.errors import MemoryWalkerError, nearest, printable
+from slime_plugin.methods import METHODS, method_of
 from slime_plugin.record import Entry, Record, read_entries
 
 Command = Callable[..., Any]
@@ -30,6 +30,23 @@ class RecordPath(click.Path):
         if value == "":
             self.fail("the name is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+ALL_METHODS = ",".join(METHODS)
+
+
+def method_name(name: str) -> str:
+    """The type of ``--method``: a method, or the import path of one's own."""
+    if name not in METHODS and ":" not in name:
+        raise click.BadParameter(f"there is no method {name!r:.40}; use {nearest(name, list(METHODS))}")
+    return name
+
+
+def method_names(text: str) -> tuple[Method, ...]:
+    """The type of ``--methods A,B``: methods, in the order in which they are compared."""
+    names = dict.fromkeys(method_name(name.strip()) for name in text.split(","))
+    own = [named_method({"type": name}) for name in names if name not in METHODS]
+    return (*(method for name, method in METHODS.items() if name in names), *own)
 
 
 FILES = click.argument("files", nargs=-1, required=True, type=RecordPath(), metavar="FILE...")
@@ -51,7 +68,13 @@ def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 
 METHOD = _options(
-    click.option("--method", "name", type=click.Choice(list(METHODS)), help="How to lay records out."),
+    click.option(
+        "--method",
+        "name",
+        type=method_name,
+        metavar="NAME",
+        help=f"How to lay records out: {', '.join(METHODS)}, or package.module:Name.",
+    ),
     click.option("--packing", type=click.Choice(PACKINGS), help="How mask4d packs branches.  [default: trie]"),
     click.option("--budget", type=click.IntRange(min=1), help="Maximum tokens per row; mask4d splits a larger trie."),
     click.option(
@@ -156,8 +179,16 @@ def chosen_method(name: str | None, packing: str | None, budget: int | None, con
         if packing or budget:
             raise click.UsageError("--packing and --budget belong to --method; set them in the configuration instead")
         return load_config(config, Cell).method
-    settings = {"type": name, "packing": packing, "budget": budget}
-    given = {key: value for key, value in settings.items() if value is not None}
-    if name != "mask4d" and len(given) > 1:
-        raise click.UsageError(f"--packing and --budget are for --method mask4d, not {name}")
-    return parse_config({"method": given}, Cell, "command line").method
+    given = {key: value for key, value in (("packing", packing), ("budget", budget)) if value is not None}
+    foreign = set(given) - set(method_of(named_method({"type": name})).Settings.model_fields)
+    if foreign:
+        keys = " and ".join(f"--{key}" for key in given if key in foreign)
+        raise click.UsageError(f"{keys}: not a setting of {name}; leave it out")
+    return named_method({"type": name, **given})
+
+
+def named_method(settings: dict[str, Any]) -> Method:
+    """Return the method with these settings; it can be laid out by."""
+    method = parse_config({"method": settings}, Cell, "command line").method
+    method_of(method)  # or its code cannot be imported, or its settings are wrong
+    return method

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from slime_plugin.cli.inputs import FILE, METHOD, RECORD, choose_record, chosen_method
 from slime_plugin.cli.output import console
-from slime_plugin.methods import Layout, Row, lay_out
+from slime_plugin.methods import Layout, Method, Row, lay_out, method_of
 from slime_plugin.record.arrays import to_json_floats
 from slime_plugin.report.formatting import format_lost
+from slime_plugin.report.tables import number_table
 from slime_plugin.tree import Counts, Trajectory, count
 
 
@@ -31,12 +31,12 @@ def layout(file: Path, wanted: str | None, as_json: bool, **method_options: Any)
     trajectory = Trajectory.of(choose_record(file, wanted))
     result, counts = lay_out(trajectory, method), count(trajectory)
     if as_json:
-        click.echo(json.dumps(layout_json(result, counts), separators=(",", ":")))
+        click.echo(json.dumps(layout_json(method_of(method), result, counts), separators=(",", ":")))
     else:
-        _print_summary(result, counts)
+        _print_summary(method_of(method), result, counts)
 
 
-def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
+def layout_json(method: Method[Any], result: Layout, counts: Counts) -> dict[str, Any]:
     """The documented JSON form of a layout."""
     teachers = [
         {
@@ -54,7 +54,7 @@ def layout_json(result: Layout, counts: Counts) -> dict[str, Any]:
         "tokens": result.tokens,
         "teacher_tokens": result.teacher_tokens,
         # What splitting a tree over a budget costs: tokens beyond those of the whole tree.
-        "duplicated": result.tokens - counts.trie_tokens if result.packing == "trie" else 0,
+        "duplicated": result.tokens - counts.trie_tokens if method.splits else 0,
         "trained": result.trained,
         "off_context": result.off_context,
         "lost": dict(result.lost),
@@ -83,12 +83,10 @@ def _trained_columns(row: Row) -> dict[str, Any]:
     return columns
 
 
-def _print_summary(result: Layout, counts: Counts) -> None:
-    packing = f", packing {result.packing}" if result.packing else ""
+def _print_summary(method: Method[Any], result: Layout, counts: Counts) -> None:
     out = console()
-    table = Table(title=f"{result.method}{packing}", title_justify="left", box=None, pad_edge=False)
-    for heading in ("row", "tokens", "roots", "deepest", "trained"):
-        table.add_column(heading, justify="right")
+    out.print(method.description, soft_wrap=True, markup=False)
+    table = number_table(("row", "tokens", "roots", "deepest", "trained"), left=0)
     for i, row in enumerate(result.rows):
         numbers = (i, len(row), int((row.parent < 0).sum()), int(row.position.max()) + 1, int(row.loss_mask.sum()))
         table.add_row(*map(str, numbers))

@@ -15,12 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugin.cli.compare import CompareSettings, compare_run, log_line, parse_methods
-from slime_plugin.cli.output import console, write_whole
+from slime_plugin.cli.inputs import ALL_METHODS, method_names
+from slime_plugin.cli.output import console, log_line, write_whole
+from slime_plugin.cli.scoring import check_trainer, progress_bar
 from slime_plugin.cli.train import train_cell
 from slime_plugin.config.cell import Cell
+from slime_plugin.config.method import Method
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.local.compare_run import CompareSettings, compare_run
 from slime_plugin.report.charts import check_plotly
 from slime_plugin.report.formatting import format_duration
 from slime_plugin.report.headline import sentences_of_all
@@ -41,7 +44,7 @@ _ONCE = f"{CONTROL} is trained once: nothing is edited there, so all methods are
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MatrixCell:
     """One cell of the matrix and its run, which may have been started before."""
 
     config: Path
@@ -97,10 +100,6 @@ class Job:
         return f"{self.trained} of {self.cell.trainer.iterations} iterations" if self.started else "new"
 
 
-def _parse_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(method.type for method in parse_methods(context, parameter, value))
-
-
 @click.command()
 @click.argument("words", nargs=-1, metavar="[CONFIG]... [KEY=VALUE]...")
 @click.option(
@@ -111,9 +110,15 @@ def _parse_names(context: click.Context, parameter: click.Parameter, value: str 
     metavar="DIR",
     help="Folder of the runs, and of report.html about all of them.",
 )
-@click.option("--methods", metavar="A,B", callback=_parse_names, help="Train only these.  [default: all methods]")
+@click.option(
+    "--methods",
+    type=method_names,
+    default=ALL_METHODS,
+    metavar="A,B",
+    help="Train only these.  [default: all methods]",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be trained, and about how long it takes.")
-def matrix(words: tuple[str, ...], out: Path, methods: tuple[str, ...], dry_run: bool) -> None:
+def matrix(words: tuple[str, ...], out: Path, methods: tuple[Method, ...], dry_run: bool) -> None:
     """Train every method under every harness, one run after the other.
 
     Each CONFIG is a harness; without any, those of the small world: tc_rag, agentfold, memexrl and the control
@@ -125,18 +130,18 @@ def matrix(words: tuple[str, ...], out: Path, methods: tuple[str, ...], dry_run:
     same command resumes: it skips what is finished and retries what failed. The exit code is 1 if a run failed.
     """
     check_plotly()  # now, because the report comes last
-    jobs = _plan(words, out, methods)
+    entries = _plan(words, out, [method.type for method in methods])
     if dry_run:
-        _print_plan(jobs, out)
+        _print_plan(entries, out)
         return
-    failed = _run_all(jobs, out)
-    _print_results(jobs, out)
+    failed = _run_all(entries, out)
+    _print_results(entries, out)
     if failed:
         click.echo(f"failed: {', '.join(failed)}; the same command retries", err=True)
         sys.exit(1)
 
 
-def _plan(words: Sequence[str], out: Path, methods: Sequence[str]) -> list[Job]:
+def _plan(words: Sequence[str], out: Path, methods: Sequence[str]) -> list[MatrixCell]:
     """Return all cells, checked before any of them runs."""
     configs = [Path(word) for word in words if "=" not in word] or _small_world()
     overrides = [word for word in words if "=" in word]
@@ -145,24 +150,24 @@ def _plan(words: Sequence[str], out: Path, methods: Sequence[str]) -> list[Job]:
         raise click.UsageError("the matrix chooses methods itself: use --methods, such as --methods mask4d,sdcc")
     if not {"trainer", "trainer.iterations"} & set(keys):
         overrides.append(f"trainer.iterations={ITERATIONS}")
-    jobs: dict[Path, Job] = {}
+    entries: dict[Path, MatrixCell] = {}
     for config in configs:
         own = load_cell(config, [o for o in overrides if not o.startswith("method.")])
         harness, control = own.harness.type.rpartition(":")[2], own.harness.type == CONTROL
         once = own.method.type if own.method.type in methods else methods[0]
         for method in (once,) if control else methods:
             folder = RunFolder(out / (harness if control else f"{harness}-{method}"))
-            if folder.path in jobs:
+            if folder.path in entries:
                 raise ConfigError(
-                    f"{config}: {harness} is the harness of {jobs[folder.path].config} too; give each its own matrix, "
-                    "with its own --out"
+                    f"{config}: {harness} is the harness of {entries[folder.path].config} too; give each its own "
+                    "matrix, with its own --out"
                 )
             cell = load_cell(config, [*overrides, f"method={method}"])
-            jobs[folder.path] = Job(config, cell, folder)
-    problems = list(dict.fromkeys(line for job in jobs.values() for line in _problems(job)))
+            entries[folder.path] = MatrixCell(config, cell, folder)
+    problems = list(dict.fromkeys(line for entry in entries.values() for line in _problems(entry)))
     if problems:
         raise ConfigError("\n".join(problems))
-    return list(jobs.values())
+    return list(entries.values())
 
 
 def _small_world() -> list[Path]:
@@ -172,76 +177,77 @@ def _small_world() -> list[Path]:
     return list(CONFIGS)
 
 
-def _problems(job: Job) -> Iterator[str]:
+def _problems(entry: MatrixCell) -> Iterator[str]:
     """Why a cell cannot be trained, or not in that folder."""
-    yield from (f"{job.config}: {problem}" for problem in training_problems(job.cell))
-    if not job.started:
+    yield from (f"{entry.config}: {problem}" for problem in training_problems(entry.cell))
+    if not entry.started:
         return
     try:
-        list(job.folder.read_metrics())
-        for change in changes(job.folder, job.cell):
-            yield f"{job.folder.path}: was started with {change}; keep that, or choose another --out"
+        list(entry.folder.read_metrics())
+        for change in changes(entry.folder, entry.cell):
+            yield f"{entry.folder.path}: was started with {change}; keep that, or choose another --out"
     except MemoryWalkerError as error:
-        yield f"{error}; remove {job.folder.path} to start again"
+        yield f"{error}; remove {entry.folder.path} to start again"
 
 
-def _run_all(jobs: Sequence[Job], out: Path) -> list[str]:
-    """Run all jobs; return the names of those that failed."""
+def _run_all(entries: Sequence[MatrixCell], out: Path) -> list[str]:
+    """Run all entries; return the names of those that failed."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MemoryWalkerError(f"{out}: cannot be written: {error.strerror}; choose another --out") from error
-    if any(job.cell.harness.type == CONTROL for job in jobs):
+    if any(entry.cell.harness.type == CONTROL for entry in entries):
         log_line(_ONCE)
     failed: list[str] = []
     start, took, expected = time.monotonic(), 0.0, 0.0
-    for number, job in enumerate(jobs, start=1):
-        where = f"cell {number} of {len(jobs)}: {job.name}"
-        if job.finished:
+    for number, entry in enumerate(entries, start=1):
+        where = f"cell {number} of {len(entries)}: {entry.name}"
+        if entry.finished:
             log_line(f"{where}: finished already")
             continue
         # Scale the estimate by how long the finished cells took.
-        left = sum(later.seconds for later in jobs[number - 1 :]) * (took / expected if expected else 1.0)
-        job_start, job_expected = time.monotonic(), job.seconds
-        log_line(f"{where}; {format_duration(job_start - start)} so far, about {format_duration(left)} to go")
+        left = sum(later.seconds for later in entries[number - 1 :]) * (took / expected if expected else 1.0)
+        entry_start, entry_expected = time.monotonic(), entry.seconds
+        log_line(f"{where}; {format_duration(entry_start - start)} so far, about {format_duration(left)} to go")
         try:
-            _run(job)
-            (run,) = read_runs([job.folder])
+            _run(entry)
+            (run,) = read_runs([entry.folder])
         except KeyboardInterrupt:
-            log_line(f"stopped in {job.name}; run the same command again to resume")
+            log_line(f"stopped in {entry.name}; run the same command again to resume")
             raise
         except (MemoryWalkerError, click.ClickException) as error:
             message = error.format_message() if isinstance(error, click.ClickException) else str(error)
             log_line("\n".join(f"Error: {line}" for line in message.splitlines()))
-            failed.append(job.name)
+            failed.append(entry.name)
         except Exception:  # noqa: BLE001  # a bug in one cell must not stop the others
             log_line(traceback.format_exc())
-            failed.append(job.name)
+            failed.append(entry.name)
         else:
-            took, expected = took + time.monotonic() - job_start, expected + job_expected
-            log_line(f"{job.name}: " + ", ".join(f"{key} {value}" for key, value in numbers(run).items()))
+            took, expected = took + time.monotonic() - entry_start, expected + entry_expected
+            log_line(f"{entry.name}: " + ", ".join(f"{key} {value}" for key, value in numbers(run).items()))
     return failed
 
 
-def _run(job: Job) -> None:
+def _run(entry: MatrixCell) -> None:
     """Run what is left of a cell."""
-    cell, folder = job.cell, job.folder
-    if job.left:
-        train_cell(cell, folder, job.config, resume=job.started)
-    if not job.compared:
+    cell, folder = entry.cell, entry.folder
+    if entry.left:
+        train_cell(cell, folder, entry.config, resume=entry.started)
+    if not entry.compared:
+        check_trainer()
         settings = replace(
             COMPARISON,
             parallel=cell.trainer.parallel,
             dtype=cell.trainer.dtype,
             batch_tokens=cell.trainer.batch_tokens,
         )
-        with Console(stderr=True).status(f"comparing {job.name}") as status:
-            compare_run(folder, settings, lambda n, of: status.update(f"comparing {job.name}: {n} of {of}"), log_line)
+        with progress_bar(f"comparing {entry.name}") as progress:
+            compare_run(folder, settings, progress, log_line)
 
 
-def _print_results(jobs: Sequence[Job], out: Path) -> None:
+def _print_results(entries: Sequence[MatrixCell], out: Path) -> None:
     """Print the table of all runs, and write their page."""
-    folders = [job.folder for job in jobs if job.trained]
+    folders = [entry.folder for entry in entries if entry.trained]
     if not folders:
         return
     runs = read_runs(folders)
@@ -256,27 +262,27 @@ def _print_results(jobs: Sequence[Job], out: Path) -> None:
     to.print(f"wrote {page}", soft_wrap=True, markup=False)
 
 
-def _print_plan(jobs: Sequence[Job], out: Path) -> None:
+def _print_plan(entries: Sequence[MatrixCell], out: Path) -> None:
     """Print cells by configuration, with the settings in which they differ beyond harness and method."""
     out_console = console()
-    left, seconds = [job for job in jobs if not job.finished], sum(job.seconds for job in jobs)
-    total = f"{len(jobs)} cells in {out}, {len(left)} of them to do: about {format_duration(seconds)}"
+    left, seconds = [entry for entry in entries if not entry.finished], sum(entry.seconds for entry in entries)
+    total = f"{len(entries)} cells in {out}, {len(left)} of them to do: about {format_duration(seconds)}"
     out_console.print(f"{total}, if this is the small world on two cores", soft_wrap=True, markup=False)
-    if any(job.cell.harness.type == CONTROL for job in jobs):
+    if any(entry.cell.harness.type == CONTROL for entry in entries):
         out_console.print(_ONCE, soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("cell", "state", "time", "settings that differ"):
         table.add_column(name, no_wrap=name != "settings that differ", justify="right" if name == "time" else "left")
-    settings = {job.name: _settings_of(job.cell) for job in jobs}
+    settings = {entry.name: _settings_of(entry.cell) for entry in entries}
     in_all = set.intersection(*map(set, settings.values()))
-    for config in dict.fromkeys(job.config for job in jobs):
-        some = [job for job in jobs if job.config == config]
-        shared = set.intersection(*(set(settings[job.name]) for job in some))
+    for config in dict.fromkeys(entry.config for entry in entries):
+        some = [entry for entry in entries if entry.config == config]
+        shared = set.intersection(*(set(settings[entry.name]) for entry in some))
         differ = [setting for setting in settings[some[0].name] if setting in shared - in_all]
         table.add_row(Text(str(config)), "", "", Text(" ".join(differ)))
-        for job in some:
-            own = [setting for setting in settings[job.name] if setting not in shared]
-            table.add_row(Text(f"  {job.name}"), job.state, format_duration(job.seconds), Text(" ".join(own)))
+        for entry in some:
+            own = [setting for setting in settings[entry.name] if setting not in shared]
+            table.add_row(Text(f"  {entry.name}"), entry.state, format_duration(entry.seconds), Text(" ".join(own)))
     out_console.print(table)
 
 

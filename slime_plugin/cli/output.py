@@ -25,6 +25,11 @@ def console(width: int | None = None) -> Console:
     return Console(width=width or (200 if piped else None), highlight=False)
 
 
+def log_line(line: str) -> None:
+    """Standard error."""
+    click.echo(line, err=True)
+
+
 def with_progress(items: Iterable[Item], what: str) -> Iterator[Item]:
     """Yield the items, with a counter on the terminal after half a second."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":

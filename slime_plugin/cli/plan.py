@@ -23,6 +23,7 @@ from slime_plugin.errors import nearest
 from slime_plugin.planner.job import ASSUMPTIONS, GPUS, Assumptions, counted_workload
 from slime_plugin.planner.memory import GB
 from slime_plugin.planner.plan import PHASES, Plan, plan_job
+from slime_plugin.report.tables import number_table
 
 Estimates = TypeVar("Estimates", Workload, Assumptions)
 MAY_BE_ZERO = ("sampled", "teacher_tokens", "leaves", "tool_seconds", "step_seconds", "allreduce_seconds", "spread")
@@ -96,14 +97,14 @@ def _replace(estimates: Estimates, numbers: dict[str, float]) -> Estimates:
 
 
 def _print(cell: Cell, plan: Plan, source: str) -> None:
-    cluster, trainer, engine, decode, rows = cell.cluster, cell.trainer, plan.engine, plan.decoding, plan.rows
+    cluster, trainer, engine, decode, job = cell.cluster, cell.trainer, plan.engine, plan.decoding, plan.job
     split = " x ".join(f"{key} {getattr(trainer, key)}" for key in ("tp", "pp", "cp") if getattr(trainer, key) > 1)
     shared = "taking turns" if cluster.shared else f"on {cluster.rollout_nodes} nodes of their own"
-    tokens = plan.rollouts * (rows.tokens + rows.teacher_tokens) / cluster.trainer_gpus
+    tokens = job.rollouts * (job.rows.tokens + job.rows.teacher_tokens) / cluster.trainer_gpus
     out = console()
     for part in (
-        f"{cell.harness.type} x {cell.method.type}: {plan.rollouts:,} rollouts in {trainer.steps} steps",
-        f"{cluster.nodes} x {cluster.gpus} {plan.gpu.name}: {plan.replicas} replicas{f' of {split}' if split else ''}; "
+        f"{cell.harness.type} x {cell.method.type}: {job.rollouts:,} rollouts in {trainer.steps} steps",
+        f"{cluster.nodes} x {cluster.gpus} {job.gpu.name}: {job.replicas} replicas{f' of {split}' if split else ''}; "
         f"{cluster.engines} engines of {cluster.engine_gpus} GPU{'s' * (cluster.engine_gpus > 1)}, {shared}",
         "",
         _memory(plan),
@@ -127,7 +128,7 @@ def _print(cell: Cell, plan: Plan, source: str) -> None:
 def _memory(plan: Plan) -> Table:
     sizes = [*dataclasses.asdict(plan.rank).items(), (f"of {plan.capacity / GB:g}", plan.rank.total)]
     rows = ((name, f"{size / GB:.1f}") for name, size in sizes)
-    return _table((f"a rank, {plan.micro_batch:,} tokens", "GB"), rows)
+    return _table((f"a rank, {plan.job.micro_batch:,} tokens", "GB"), rows)
 
 
 def _methods(plan: Plan, chosen: str, source: str) -> Table:
@@ -136,7 +137,7 @@ def _methods(plan: Plan, chosen: str, source: str) -> Table:
             f"{name}{' *' * (name == chosen)}",
             f"{round(rows.tokens):,}",
             f"{round(rows.teacher_tokens):,}",
-            f"{round(plan.rollouts * (rows.tokens + rows.teacher_tokens)):,}",
+            f"{round(plan.job.rollouts * (rows.tokens + rows.teacher_tokens)):,}",
             f"{rows.longest:,}",
         )
         for name, rows in plan.methods.items()
@@ -151,9 +152,7 @@ def _phases(plan: Plan) -> Table:
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(*columns, box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = number_table(columns)
     for row in rows:
         table.add_row(*row)
     return table

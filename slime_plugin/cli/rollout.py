@@ -23,7 +23,6 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.rollout import Engine
-from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record
 from slime_plugin.report.summary import summarise, summary_tables
 
@@ -97,9 +96,7 @@ async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
     from slime_plugin.rollout.questions import read_questions
     from slime_plugin.rollout.runner import Tally, jobs_left, open_run, run_jobs
 
-    if cell.rollout.questions is None:
-        raise ConfigError("rollout.questions: missing; name a file of JSON lines with question and answers")
-    questions = read_questions(cell.rollout.questions)[:limit]
+    questions = read_questions(cell.require_questions())[:limit]
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(open_environment(cell))
         store = stack.enter_context(open_run(out, cell))
@@ -130,11 +127,11 @@ async def open_engine(cell: Cell, chat: Chat, out: Path, stop: asyncio.Event) ->
             await engine.check()
             yield engine
         return
-    assert cell.model is not None  # the environment has its tokenizer
-    server = Server(Flags(cell.model, chosen_device("auto")), log=out / "engine.log")
+    model = cell.require_model()
+    server = Server(Flags(model, chosen_device("auto")), log=out / "engine.log")
     try:
         server.start()
-        click.echo(f"starting an SGLang server of {cell.model}", err=True)
+        click.echo(f"starting an SGLang server of {model}", err=True)
         with shown_stages() as on_progress:
             healthy = asyncio.create_task(asyncio.to_thread(server.wait, on_progress))
             stopped = asyncio.create_task(stop.wait())

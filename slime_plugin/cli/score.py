@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from slime_plugin.cli.inputs import FILES, METHOD, MODEL, all_sound_records, chosen_method
 from slime_plugin.cli.output import console
@@ -17,6 +16,7 @@ from slime_plugin.config.method import Method
 from slime_plugin.methods import method_of
 from slime_plugin.record.arrays import to_json_floats
 from slime_plugin.report.formatting import format_lost, format_number, format_place
+from slime_plugin.report.tables import number_table
 
 
 @click.command()
@@ -60,9 +60,7 @@ def score(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
 def _print_summary(summary: dict[str, Any], method: Method, model: Path) -> None:
     out = console()
     out.print(f"{method_of(method).description} on {model}: |trainer - rollout| per trained token, in nats\n")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "tokens", "mean", "max"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = number_table(("", "tokens", "mean", "max"))
     rows = {"all": {"tokens": summary["tokens"], **summary["logdiff"]}}
     rows |= {format_place(name, "first 16", "later"): place for name, place in summary["places"].items()}
     for name, numbers in rows.items():

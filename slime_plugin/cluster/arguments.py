@@ -77,11 +77,10 @@ def plugin_yaml(cell: Cell) -> str:
 
 
 def _rows(cell: Cell, run: Path, mode: Mode) -> Iterator[FlagRow]:
-    if cell.model is None:
-        raise ConfigError("model: missing; name the folder of a Hugging Face checkpoint")
-    architecture = Architecture.of(cell.model)
+    model = cell.require_model()
+    architecture = Architecture.of(model)
     yield from _model(architecture)
-    yield from _checkpoints(cell, cell.model, run)
+    yield from _checkpoints(cell, model, run)
     yield from _rollouts(cell, mode)
     for name, path in {**ROLLOUT_HOOKS, **TRAINING_HOOKS}.items():
         yield name, path, "the plugin"
@@ -137,11 +136,9 @@ def _checkpoints(cell: Cell, model: Path, run: Path) -> list[FlagRow]:
 
 def _rollouts(cell: Cell, mode: Mode) -> list[FlagRow]:
     trainer, rollout = cell.trainer, cell.rollout
-    if rollout.questions is None:
-        raise ConfigError("rollout.questions: missing; name a file of JSON lines with question and answers")
     iterations = (0, "evaluation only") if mode == "evaluate" else (trainer.iterations, "trainer.iterations")
     return [
-        ("prompt-data", rollout.questions.resolve(), "rollout.questions"),
+        ("prompt-data", cell.require_questions().resolve(), "rollout.questions"),
         ("input-key", "question", "the format of questions"),
         ("label-key", "answers", "the format of questions"),
         ("rollout-shuffle", True, "every epoch in an order of its own"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 
 from slime_plugin.agents import driver_for
 from slime_plugin.agents.environment import check_black_box
 from slime_plugin.architecture import Architecture
-from slime_plugin.config.cell import Cell
+from slime_plugin.config.cell import NO_MODEL, NO_QUESTIONS, Cell
 from slime_plugin.errors import ConfigError
 from slime_plugin.slime.refusals import lost_on_resume, nearest_divisors, settings_problems
 
@@ -22,7 +23,7 @@ def check_job(cell: Cell, where: str, missing: Iterable[str] = ()) -> None:
 def job_problems(cell: Cell) -> Iterator[str]:
     """Wrong settings, the same on any machine."""
     if cell.model is None:
-        yield "model: missing; name the folder of a Hugging Face checkpoint"
+        yield NO_MODEL
         return
     try:
         architecture = Architecture.of(cell.model)
@@ -73,12 +74,13 @@ def missing_here(cell: Cell) -> Iterator[str]:
 def _local_only(cell: Cell) -> Iterator[str]:
     """Settings that only ``memorywalker train`` supports, and questions, which it reports itself."""
     if cell.rollout.questions is None:
-        yield "rollout.questions: missing; name a file of JSON lines with question and answers"
+        yield NO_QUESTIONS
     if cell.trainer.dtype not in (None, "bfloat16"):
         yield "trainer.dtype: slime trains in bfloat16; leave it out"
     if cell.engine.url is not None:
         yield f"engine.url: slime starts its engines itself, and would not use {cell.engine.url}; leave it out"
-    yield from lost_on_resume(cell)
+    with contextlib.suppress(ConfigError):  # wrong settings of the method are a problem of their own
+        yield from lost_on_resume(cell)
 
 
 def _uneven_replicas(cell: Cell, architecture: Architecture) -> Iterator[str]:

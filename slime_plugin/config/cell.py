@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from slime_plugin.config.cluster import Cluster
@@ -15,6 +16,10 @@ from slime_plugin.config.rollout import Engine, Rollout
 from slime_plugin.config.tools import Tools
 from slime_plugin.config.tracking import Tracking
 from slime_plugin.config.trainer import Trainer
+from slime_plugin.errors import ConfigError
+
+NO_MODEL = "model: missing; name the folder of a Hugging Face checkpoint with its tokenizer"
+NO_QUESTIONS = "rollout.questions: missing; name a file of JSON lines with question and answers"
 
 
 class Cell(Frozen):
@@ -48,6 +53,16 @@ class Cell(Frozen):
     """Metric writers."""
     cluster: Cluster = Cluster()
     """Machines and GPUs of a job under slime."""
+
+    def require_model(self) -> Path:
+        if self.model is None:
+            raise ConfigError(NO_MODEL)
+        return self.model
+
+    def require_questions(self) -> Path:
+        if self.rollout.questions is None:
+            raise ConfigError(NO_QUESTIONS)
+        return self.rollout.questions
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, for other processes and for ``run.json``."""

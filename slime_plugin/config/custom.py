@@ -28,6 +28,10 @@ CUSTOM = "package.module:Name"
 """Stands for an import path where error messages list the types of a block."""
 
 
+class NoSettings(Frozen):
+    """``Settings`` of code without settings."""
+
+
 class Custom(Frozen):
     """Code by import path. All other keys are its settings, checked by the ``Settings`` model of that code."""
 

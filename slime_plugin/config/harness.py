@@ -5,9 +5,6 @@ turns, a prompt of 1,000 tokens, 300 sampled in each turn, 900 in each tool resu
 tokens, where the paper's control has 36,370 as its longest request. Edits are placed so that there are about as many
 branches as the paper counts segments (3.90, 3.23, 4.10). The longest tapes are the paper's: Max tok. of its matrix, and
 the 121k that AgentFold folds at most.
-
-Numbers are in the order of :class:`Workload`: turns; tokens that are sampled, on the tape, in the last context;
-branches; tokens of all branches, of the prefix tree, of the teacher row; diverging leaves; tokens of the longest tape.
 """
 
 from __future__ import annotations
@@ -25,7 +22,18 @@ from slime_plugin.config.workload import Workload
 class SearchR1(Frozen):
     """The control: nothing is ever edited."""
 
-    workload: ClassVar = Workload(10, 3_000, 12_100, 12_100, 1, 12_100, 12_100, 0, 0, 36_370)
+    workload: ClassVar = Workload(
+        turns=10,
+        sampled=3_000,
+        tape=12_100,
+        final=12_100,
+        branches=1,
+        branch_tokens=12_100,
+        trie_tokens=12_100,
+        teacher_tokens=0,
+        leaves=0,
+        longest_tape=36_370,
+    )
 
     type: Literal["search_r1"] = "search_r1"
 
@@ -34,7 +42,18 @@ class TcRag(Frozen):
     """A stack of tool results from which the policy pops."""
 
     # three pops of the oldest result
-    workload: ClassVar = Workload(10, 3_000, 12_100, 9_400, 4, 26_200, 21_400, 13_900, 2_100, 40_182)
+    workload: ClassVar = Workload(
+        turns=10,
+        sampled=3_000,
+        tape=12_100,
+        final=9_400,
+        branches=4,
+        branch_tokens=26_200,
+        trie_tokens=21_400,
+        teacher_tokens=13_900,
+        leaves=2_100,
+        longest_tape=40_182,
+    )
 
     type: Literal["tc_rag"] = "tc_rag"
     evict: Literal["oldest", "newest", "largest"] = "oldest"
@@ -49,7 +68,18 @@ class AgentFold(Frozen):
     """A context that has grown too long is folded into a summary that the policy samples."""
 
     # a fold into 300 sampled tokens above 3,000
-    workload: ClassVar = Workload(10, 4_200, 13_540, 2_800, 5, 18_740, 14_740, 4_060, 300, 121_000)
+    workload: ClassVar = Workload(
+        turns=10,
+        sampled=4_200,
+        tape=13_540,
+        final=2_800,
+        branches=5,
+        branch_tokens=18_740,
+        trie_tokens=14_740,
+        teacher_tokens=4_060,
+        leaves=300,
+        longest_tape=121_000,
+    )
 
     type: Literal["agentfold"] = "agentfold"
     threshold: int = Field(default=3000, ge=1)
@@ -69,7 +99,18 @@ class MemexRL(Frozen):
     """A store outside the context: the policy offloads tool results under a name and retrieves them."""
 
     # two offloads, and a restore before the answer
-    workload: ClassVar = Workload(10, 3_000, 12_140, 12_100, 4, 26_560, 17_840, 7_040, 1_500, 65_630)
+    workload: ClassVar = Workload(
+        turns=10,
+        sampled=3_000,
+        tape=12_140,
+        final=12_100,
+        branches=4,
+        branch_tokens=26_560,
+        trie_tokens=17_840,
+        teacher_tokens=7_040,
+        leaves=1_500,
+        longest_tape=65_630,
+    )
 
     type: Literal["memexrl"] = "memexrl"
     restore: bool = True
@@ -105,7 +146,18 @@ class BlackBox(Frozen):
     """An agent that runs as a process of its own, with the tap as its model provider."""
 
     # begins with 15,000 tokens of instructions and tools, gets 1,500 per call, and compacts once
-    workload: ClassVar = Workload(10, 3_600, 32_100, 19_500, 2, 47_700, 32_700, 28_200, 600, 82_779)
+    workload: ClassVar = Workload(
+        turns=10,
+        sampled=3_600,
+        tape=32_100,
+        final=19_500,
+        branches=2,
+        branch_tokens=47_700,
+        trie_tokens=32_700,
+        teacher_tokens=28_200,
+        leaves=600,
+        longest_tape=82_779,
+    )
 
     program: File | None = None
     """Path of the agent's program. If not set, it is searched in ``.harnesses/bin`` of the current folder, where

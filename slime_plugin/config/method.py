@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, cast, get_args
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from slime_plugin.config.custom import CUSTOM, Custom, type_of
-from slime_plugin.config.frozen import Frozen, models_in
+from slime_plugin.config.custom import BY_TYPE, Custom
+from slime_plugin.config.frozen import Frozen, models_in, tag_of
 
 Packing = Literal["trie", "replicated", "union"]
 PACKINGS: tuple[str, ...] = get_args(Packing)
@@ -47,12 +47,11 @@ class Mask4d(Frozen):
         return self
 
 
-class Sdcc(Frozen):
-    """Self-distillation for conditioning consistency: naive_compressed plus a KL at the diverging leaves."""
+class Distillation(Frozen):
+    """The KL from a teacher on the live contexts, at the diverging leaves: for any method with teacher rows."""
 
-    type: Literal["sdcc"] = "sdcc"
     weight: float = Field(default=0.1, ge=0)
-    """Coefficient of the KL after warm-up; 0 is exactly naive_compressed."""
+    """Coefficient of the KL after warm-up; 0 is exactly the method without a teacher."""
     warmup: float = Field(default=0.2, ge=0, le=1)
     """Share of the update steps over which the weight ramps up from 0."""
     top_k: int | None = Field(default=None, ge=1)
@@ -67,6 +66,12 @@ class Sdcc(Frozen):
     """Diverged steps in a row after which the KL is switched off for the rest of the run."""
 
 
+class Sdcc(Distillation):
+    """Self-distillation for conditioning consistency: naive_compressed plus a KL at the diverging leaves."""
+
+    type: Literal["sdcc"] = "sdcc"
+
+
 class CustomMethod(Custom):
     """A subclass of ``slime_plugin.methods.Method`` of your own; ``docs/extend.md`` walks through one."""
 
@@ -74,17 +79,7 @@ class CustomMethod(Custom):
         return hash(self.model_dump_json())
 
 
-Method = Annotated[
-    Annotated[NaiveCompressed, Tag("naive_compressed")]
-    | Annotated[NaiveFull, Tag("naive_full")]
-    | Annotated[LogitTree, Tag("logittree")]
-    | Annotated[Mask4d, Tag("mask4d")]
-    | Annotated[Sdcc, Tag("sdcc")]
-    | Annotated[CustomMethod, Tag(CUSTOM)],
-    Discriminator(type_of),
-]
+Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc | CustomMethod, BY_TYPE]
 
-EVERY_METHOD = cast(
-    "tuple[Method, ...]", tuple(model() for model in models_in(Method) if not issubclass(model, Custom))
-)
-"""All methods with their defaults, in the order in which they are compared."""
+METHODS = cast("dict[str, Method]", {name: model() for model in models_in(Method) if (name := tag_of(model))})
+"""The defaults of every method by its name, in the order in which they are compared."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One rollout, on average over an iteration."""
 
@@ -27,7 +27,7 @@ class Workload:
     trie_tokens: float
     """N_trie: nodes of the prefix tree."""
     teacher_tokens: float
-    """Tokens of SDCC's teacher row."""
+    """Tokens of the teacher row of a method that distils."""
     leaves: float
     """D: diverging leaves."""
     longest_tape: int

@@ -23,29 +23,20 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from slime_plugin.architecture import Architecture
-from slime_plugin.config.method import Method, NaiveCompressed
-from slime_plugin.errors import ConfigError
-from slime_plugin.hooks.rollout import convert_samples
+from slime_plugin.config.method import Method
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
 from slime_plugin.local.sample import recorded_samples
-from slime_plugin.local.score import (
-    RecordScore,
-    Scorer,
-    check_records,
-    score_on_rank,
-    summarise_scores,
-)
-from slime_plugin.methods import method_of
+from slime_plugin.local.score import RecordScore, score_on_rank, summarise_scores
+from slime_plugin.local.scorer import ScoredIteration, Scorer
+from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.record import Meta, Record
 from slime_plugin.slime.args import args_of
+from slime_plugin.slime.batch import Batch
 from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.transformer_config import torch_dtype
 
 VERSION = 1
-DENOMINATOR = NaiveCompressed().type
-"""The method that costs are measured against."""
 TIMED_ROLLOUTS = 64
 """Maximum rollouts of a timed iteration: the paper's batch."""
 _UPDATE, _SCORE = 5, 1
@@ -53,33 +44,17 @@ _UPDATE, _SCORE = 5, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """The rollouts of one iteration, and how to score them: with the weights that sampled them."""
-
-    iteration: int
-    records: tuple[Record, ...]
-    scorer: Scorer
-
-    @property
-    def edits(self) -> int:
-        return sum(len(record.edits) for record in self.records)
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """The result. All batches have the same methods."""
 
-    batches: Sequence[Batch]
+    batches: Sequence[ScoredIteration]
+    scorer: Scorer
     scores: Sequence[Sequence[Sequence[RecordScore]]]
     """By batch and method: one per record."""
     seconds: Mapping[str, Sequence[float]]
     """Seconds of training on the timed batch, by method and repetition."""
-    timed: Batch | None
+    timed: ScoredIteration | None
     """The batch whose training was timed, cut to ``TIMED_ROLLOUTS``."""
-
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        return self.batches[0].scorer.methods
 
     @property
     def records(self) -> list[Record]:
@@ -91,7 +66,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         records = self.records
-        methods = {method.type: self._method(method, self.scores_of(i)) for i, method in enumerate(self.methods)}
+        methods = {method.type: self._method(method, self.scores_of(i)) for i, method in enumerate(self.scorer.methods)}
         exact = [part["logdiff"] for part in methods.values() if part["exact"] and part["logdiff"]["mean"] is not None]
         return {
             "version": VERSION,
@@ -99,7 +74,7 @@ class Comparison:
             "iterations": [batch.iteration for batch in self.batches],
             "records": len(records),
             "sampled": sum(record.sampled for record in records),
-            "machine": _machine(self.batches[0].scorer),
+            "machine": _machine(self.scorer),
             "denominator": DENOMINATOR,
             "timed": self._timed(),
             "methods": methods,
@@ -108,7 +83,7 @@ class Comparison:
                     "iteration": batch.iteration,
                     "methods": {
                         method.type: summarise_scores(batch.records, scores)["logdiff"]
-                        for method, scores in zip(self.methods, by_method, strict=True)
+                        for method, scores in zip(self.scorer.methods, by_method, strict=True)
                     },
                 }
                 for batch, by_method in zip(self.batches, self.scores, strict=True)
@@ -159,33 +134,27 @@ class Comparison:
         }
 
 
-def compare(batches: Sequence[Batch], repeats: int, on_progress: OnProgress = lambda done: None) -> Comparison:
+def compare(
+    batches: Sequence[ScoredIteration], scorer: Scorer, repeats: int, on_progress: OnProgress = lambda done: None
+) -> Comparison:
     """Score all batches, and time training ``repeats`` times, if any, on the one with most edits.
 
     Start and terminate the processes for that. Progress adds up to :func:`units_of_work`.
     """
-    first = batches[0].scorer
-    if DENOMINATOR not in [method.type for method in first.methods]:
-        raise ConfigError(f"{DENOMINATOR} is not among the methods; costs are measured against it")
-    for batch in batches:
-        check_records(batch.records, batch.scorer)
-        if Architecture.read(batch.scorer.model) != Architecture.read(first.model):
-            raise ConfigError(
-                f"{batch.scorer.model}: has another shape than {first.model}; are both weights of the same run?"
-            )
     timed = _timed_batch(batches) if repeats else None
-    ranks = run_ranks(first.parallel.ranks, _compare_rank, list(batches), timed, repeats, on_progress=on_progress)
-    return Comparison(batches, *ranks[0], timed)
+    work = (list(batches), scorer, timed, repeats)
+    ranks = run_ranks(scorer.parallel.ranks, _compare_rank, *work, on_progress=on_progress)
+    return Comparison(batches, scorer, *ranks[0], timed)
 
 
-def units_of_work(batches: Sequence[Batch], repeats: int) -> int:
+def units_of_work(batches: Sequence[ScoredIteration], scorer: Scorer, repeats: int) -> int:
     """Return the total of the progress of a comparison."""
-    methods = len(batches[0].scorer.methods)
+    methods = len(scorer.methods)
     scored = _SCORE * methods * sum(len(batch.records) for batch in batches)
     return scored + (_UPDATE * methods * (repeats + 1) * len(_timed_batch(batches).records) if repeats else 0)
 
 
-def _timed_batch(batches: Sequence[Batch]) -> Batch:
+def _timed_batch(batches: Sequence[ScoredIteration]) -> ScoredIteration:
     """Return the batch with most edits. The time does not depend on rewards, so rollouts without one get 0."""
     batch = max(batches, key=lambda batch: batch.edits)
     records = []
@@ -196,53 +165,57 @@ def _timed_batch(batches: Sequence[Batch]) -> Batch:
 
 
 def _compare_rank(
-    on_progress: OnProgress, batches: list[Batch], timed: Batch | None, repeats: int
+    on_progress: OnProgress,
+    batches: list[ScoredIteration],
+    scorer: Scorer,
+    timed: ScoredIteration | None,
+    repeats: int,
 ) -> tuple[list[list[list[RecordScore]]], dict[str, list[float]]]:
     """Return the scores of each batch under each method, and the seconds of training as measured on this rank."""
-    first = batches[0].scorer
-    rank = Rank(args_of(first.cell(first.methods[0])), updates=timed is not None)
+    rank = Rank(args_of(scorer.cell(batches[0].model, scorer.methods[0])), updates=timed is not None)
 
     def scored(records: int) -> None:
-        on_progress(_SCORE * len(first.methods) * records)
+        on_progress(_SCORE * len(scorer.methods) * records)
 
     scores: list[list[list[RecordScore]]] = []
     seconds: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):
         if number:
-            rank.load_weights(batch.scorer.model)
-        scores.append(score_on_rank(scored, batch.records, batch.scorer, rank))
+            rank.load_weights(batch.model)
+        scores.append(score_on_rank(scored, batch.records, batch.model, scorer, rank))
         if timed is not None and timed.iteration == batch.iteration:
-            seconds = _time_training(on_progress, timed, rank, repeats)
+            seconds = time_training(on_progress, timed, scorer, rank, repeats)
     return scores, seconds
 
 
-def _time_training(on_progress: OnProgress, batch: Batch, rank: Rank, repeats: int) -> dict[str, list[float]]:
-    """Measure seconds from rollouts to updated weights per repetition: conversion, log-probability passes, an update.
+def time_training(
+    on_progress: OnProgress, timed: ScoredIteration, scorer: Scorer, rank: Rank, repeats: int
+) -> dict[str, list[float]]:
+    """Measure seconds from rollouts to updated weights per repetition: layout, log-probability passes, an update.
 
     Methods take turns, another one comes first each time, and the first round only warms up memory and caches. The
     weights change meanwhile, which does not change the time.
     """
-    methods = batch.scorer.methods
-    seconds: dict[str, list[float]] = {method.type: [] for method in methods}
+    samples = recorded_samples(timed.records)
+    cells = [scorer.cell(timed.model, method) for method in scorer.methods]
+    seconds: dict[str, list[float]] = {cell.method.type: [] for cell in cells}
     for repetition in range(repeats + 1):
-        begin = repetition % len(methods)
-        for method in methods[begin:] + methods[:begin]:
-            args = args_of(batch.scorer.cell(method))
-            rank.configure(args)  # each time, or guard rails that switched SDCC off would make it cheap
+        begin = repetition % len(cells)
+        for cell in cells[begin:] + cells[:begin]:
+            rank.configure(args_of(cell))  # each time, or guard rails that switched SDCC off would make it cheap
             dist.barrier()
             started = time.perf_counter()
-            trainer = batch.scorer.cell(method).trainer
             (data,) = split_batch(
-                convert_samples(args, recorded_samples(batch.records)),
+                Batch.of(samples, cell).train_data(),  # laid out each time; the hooks would keep the last batch
                 replicas=1,
                 steps=1,
-                batch_tokens=trainer.batch_tokens * trainer.cp,
+                batch_tokens=cell.trainer.batch_tokens * cell.trainer.cp,
             )
             rank.train(1, data)  # past the warm-up of SDCC, which is a part of iteration 0
             taken = time.perf_counter() - started  # its last collective ends on all ranks at once
             if repetition:
-                seconds[method.type].append(taken)
-            on_progress(_UPDATE * len(batch.records))
+                seconds[cell.method.type].append(taken)
+            on_progress(_UPDATE * len(timed.records))
     return seconds
 
 

@@ -158,11 +158,10 @@ class _Actors:
     def start(self, begin: int, progress: Progress) -> None:
         """Load the weights that iteration ``begin`` is sampled by into the ranks and the engine."""
         cell, folder = self._cell, self._folder
-        assert cell.model is not None
         first = folder.weights(0)
         if not first.is_symlink():
             with checkpoint.writing(first):
-                first.symlink_to(cell.model.resolve(), target_is_directory=True)
+                first.symlink_to(cell.require_model().resolve(), target_is_directory=True)
         ranks = f"{cell.trainer.ranks} training rank{'s' * (cell.trainer.ranks > 1)}"
         progress.stage(f"starting {ranks}{' and the engine' * (self._recorded is None)}")
         pids = self._all([actor.pid.remote() for actor in (self._rollouts, *self._ranks)])
@@ -223,14 +222,13 @@ class _Actors:
 
     def _export(self, version: int) -> None:
         """Write the weights as a Hugging Face checkpoint. Its ``config.json`` comes last and marks it as complete."""
-        assert self._cell.model is not None
         target = self._folder.weights(version)
         with checkpoint.writing(target):
             if target.exists():
                 (target / "config.json").unlink(missing_ok=True)
                 shutil.rmtree(target)
         self._all([rank.export.remote(target.resolve()) for rank in self._ranks])
-        others = [path for path in self._cell.model.iterdir() if path.is_file() and not _is_weights(path)]
+        others = [path for path in self._cell.require_model().iterdir() if path.is_file() and not _is_weights(path)]
         with checkpoint.writing(target):
             for path in sorted(others, key=lambda path: path.name == "config.json"):
                 shutil.copyfile(path, target / path.name)

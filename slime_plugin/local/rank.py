@@ -45,15 +45,14 @@ class Rank:
     def __init__(self, args: Namespace, *, updates: bool = True) -> None:
         """Without ``updates`` the rank can only score: it has no gradient buffers, optimizer or reference."""
         cell = cell_of(args)
-        assert cell.model is not None  # checked before any process is started
-        trainer = cell.trainer
+        model, trainer = cell.require_model(), cell.trainer
         self.groups = start_groups(trainer.parallel)
         torch.manual_seed(trainer.seed)  # a user's own hook may draw random numbers
-        self._architecture, dtype = Architecture.read(cell.model), torch_dtype(trainer.dtype)
+        self._architecture, dtype = Architecture.read(model), torch_dtype(trainer.dtype)
         self._config = transformer_config(self._architecture, trainer.parallel, dtype, recompute=trainer.recompute)
         open_training(args, self.groups, self._config)
         models = provided_models(self.groups, trainer.vpp)
-        load_weights(models, self._architecture, cell.model, self.groups)
+        load_weights(models, self._architecture, model, self.groups)
         self.models: list[torch.nn.Module] = [*models]
         if updates:
             self.models = wrap_for_training(models[0].config, models, self.groups)

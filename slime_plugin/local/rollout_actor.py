@@ -97,14 +97,8 @@ class RolloutActor:
 
     async def _sample(self, iteration: int) -> list[Sample]:
         cell = self._cell
-        assert cell.rollout.questions is not None
-        questions = questions_of(
-            read_questions(cell.rollout.questions),
-            cell.trainer.prompts,
-            iteration,
-            cell.trainer.seed,
-            cell.rollout.questions,
-        )
+        path = cell.require_questions()
+        questions = questions_of(read_questions(path), cell.trainer.prompts, iteration, cell.trainer.seed, path)
         samples = samples_of(questions, cell.rollout.samples, iteration)
         self._done, self._total = 0, len(samples)
         slots = asyncio.Semaphore(cell.rollout.concurrency)

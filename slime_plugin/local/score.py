@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import Method
-from slime_plugin.config.objective import Objective
-from slime_plugin.config.parallel import Parallelism
-from slime_plugin.config.trainer import Dtype, Trainer
-from slime_plugin.errors import LayoutError, MemoryWalkerError
+from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
+from slime_plugin.local.scorer import Scorer
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import IntArray
 from slime_plugin.slime.args import args_of
@@ -39,28 +35,6 @@ from slime_plugin.tree.places import PLACES, places_of
 
 PORTION_MICRO_BATCHES = 4
 """Micro-batches per pipeline stage that are scored between two reports of progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scorer:
-    """How records are scored."""
-
-    model: Path
-    """Folder of a Hugging Face checkpoint."""
-    methods: tuple[Method, ...]
-    parallel: Parallelism
-    dtype: Dtype | None = None
-    batch_tokens: int = 8192
-    """Maximum tokens of a micro-batch."""
-    objective: Objective = field(default_factory=Objective)
-    """Objective of the updates that are timed."""
-
-    def cell(self, method: Method) -> Cell:
-        """Return the cell that trains by this method."""
-        p = self.parallel
-        split = {"tp": p.tp, "pp": p.pp, "cp": p.cp, "sp": p.sp, "batch_tokens": self.batch_tokens}
-        trainer = Trainer(**split, iterations=1, steps=1, dtype=self.dtype)  # type: ignore[arg-type]  # pydantic checks
-        return Cell(model=self.model, method=method, objective=self.objective, trainer=trainer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +58,31 @@ class RecordScore:
 
 
 def score_records(
-    records: Sequence[Record], scorer: Scorer, on_progress: OnProgress = lambda done: None
+    records: Sequence[Record], model: Path, scorer: Scorer, on_progress: OnProgress = lambda done: None
 ) -> list[list[RecordScore]]:
-    """Return for each method the scores of all records, from processes that this starts and terminates."""
-    check_records(records, scorer)
-    return run_ranks(scorer.parallel.ranks, _score_rank, list(records), scorer, on_progress=on_progress)[0]
+    """Return for each method the scores of all records, from processes that this starts and terminates.
+
+    The records have passed :func:`slime_plugin.local.scorer.check_records`.
+    """
+    return run_ranks(scorer.parallel.ranks, _score_rank, list(records), model, scorer, on_progress=on_progress)[0]
 
 
-def check_records(records: Sequence[Record], scorer: Scorer) -> None:
-    """Refuse, before any process is started, a model that cannot be split this way or has not sampled these records."""
-    architecture = Architecture.read(scorer.model)
-    architecture.check_split(scorer.parallel)
-    for record in records:
-        at = int(record.tokens.argmax())
-        if record.tokens[at] >= architecture.vocabulary:
-            raise LayoutError(
-                f"{record.label}: token {at} has id {int(record.tokens[at])}, the vocabulary of {scorer.model} has "
-                f"{architecture.vocabulary}; score it with the model that sampled it"
-            )
-
-
-def _score_rank(on_progress: OnProgress, records: list[Record], scorer: Scorer) -> list[list[RecordScore]]:
-    rank = Rank(args_of(scorer.cell(scorer.methods[0])), updates=False)
-    return score_on_rank(on_progress, records, scorer, rank)
+def _score_rank(on_progress: OnProgress, records: list[Record], model: Path, scorer: Scorer) -> list[list[RecordScore]]:
+    rank = Rank(args_of(scorer.cell(model, scorer.methods[0])), updates=False)
+    return score_on_rank(on_progress, records, model, scorer, rank)
 
 
 def score_on_rank(
-    on_progress: OnProgress, records: Sequence[Record], scorer: Scorer, rank: Rank
+    on_progress: OnProgress, records: Sequence[Record], model: Path, scorer: Scorer, rank: Rank
 ) -> list[list[RecordScore]]:
-    """Return for each method the scores of all records, the same on all ranks. ``rank`` has the weights. Collective."""
+    """Return for each method the scores of all records, the same on all ranks. Collective.
+
+    ``rank`` has the weights of ``model``.
+    """
     scores: list[list[RecordScore]] = [[] for _ in scorer.methods]
     for portion in _portions(records, PORTION_MICRO_BATCHES * scorer.batch_tokens * scorer.parallel.pp):
         for of_method, method in zip(scores, scorer.methods, strict=True):
-            of_method.extend(_score(portion, method, scorer, rank))
+            of_method.extend(_score(portion, scorer.cell(model, method), rank))
         on_progress(len(portion))
     return scores
 
@@ -133,12 +99,12 @@ def _portions(records: Sequence[Record], tokens: int) -> Iterator[list[Record]]:
         yield portion
 
 
-def _score(records: Sequence[Record], method: Method, scorer: Scorer, rank: Rank) -> Iterator[RecordScore]:
-    rank.configure(args_of(scorer.cell(method)))
-    batch = Batch.for_scoring(records, method)
+def _score(records: Sequence[Record], cell: Cell, rank: Rank) -> Iterator[RecordScore]:
+    rank.configure(args_of(cell))
+    batch = Batch.for_scoring(records, cell.method)
     rows = [(rollout.number, row) for rollout in batch.rollouts for row in rollout.rows]
-    has_masks = any(row.lifetimes is not None for _, row in rows)  # such a row is a micro-batch of its own
-    budget = 1 if has_masks else scorer.batch_tokens * scorer.parallel.cp
+    # a row with an attention mask of its own is a micro-batch of its own
+    budget = 1 if batch.method.only_scored else cell.trainer.batch_tokens * cell.trainer.cp
     (data,) = split_batch(batch.train_data(), replicas=1, steps=1, batch_tokens=budget)
     training, passes = rank.training, rank.passes
     training.on_batch(data)
@@ -161,11 +127,11 @@ def _score(records: Sequence[Record], method: Method, scorer: Scorer, rank: Rank
     device = next(rank.models[0].parameters()).device
     logprobs, leaf_kl = sum_over_ranks(columns.to(device), rank.groups).cpu().numpy()
     for rollout, start, stop in zip(batch.rollouts, starts[:-1], starts[1:], strict=True):
-        yield _record_score(rollout, logprobs[start:stop], leaf_kl[start:stop], scorer)
+        yield _record_score(rollout, logprobs[start:stop], leaf_kl[start:stop], cell)
 
 
 def _record_score(
-    rollout: LaidOut, logprobs: NDArray[np.float64], leaf_kl: NDArray[np.float64], scorer: Scorer
+    rollout: LaidOut, logprobs: NDArray[np.float64], leaf_kl: NDArray[np.float64], cell: Cell
 ) -> RecordScore:
     """Return the score from [L] log-probabilities and [L] KLs by tape position. Refuse values that are not finite."""
     layout = rollout.layout
@@ -175,7 +141,7 @@ def _record_score(
     if wrong.size:
         raise MemoryWalkerError(
             f"{rollout.record.label}: the model gives token {int(wrong[0])} no finite log-probability; are the weights "
-            f"in {scorer.model} sound, and is {torch_dtype(scorer.dtype)} wide enough for them?"
+            f"in {cell.model} sound, and is {torch_dtype(cell.trainer.dtype)} wide enough for them?"
         )
     sizes = (layout.lost, layout.tokens, layout.teacher_tokens, layout.off_context)
     return RecordScore(trained, logprobs[trained], leaf_kl[np.concatenate([*leaves, trained[:0]])], *sizes)

@@ -23,25 +23,28 @@ from dataclasses import replace
 from typing import Any
 
 from slime_plugin.config import method as config
-from slime_plugin.config.custom import load_class
-from slime_plugin.methods.base import Method, NoSettings, TrainedTokens
+from slime_plugin.config.custom import NoSettings, load_class
+from slime_plugin.config.method import METHODS, Distillation
+from slime_plugin.methods.base import Method, TrainedTokens
 from slime_plugin.methods.cost import Computed, Workload
 from slime_plugin.methods.row import Layout, Row, Teacher, chain_row, token_weights, trie_row
+from slime_plugin.methods.teacher import teachers_of
+from slime_plugin.methods.totals import Totals
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory
 
-METHODS: dict[str, type[Method[Any]]] = {
-    settings.type: importlib.import_module(f"{__name__}.{settings.type}").METHOD for settings in config.EVERY_METHOD
-}
+DENOMINATOR = config.NaiveCompressed().type
+"""The method that costs are measured against."""
 
 
 @functools.lru_cache(maxsize=64)
 def method_of(settings: config.Method) -> Method[Any]:
-    """Return the method of a configuration; a custom one is imported."""
-    if not isinstance(settings, config.CustomMethod):
-        return METHODS[settings.type](settings, settings.type)
-    custom, own_settings = load_class(settings, Method, "method")
-    return custom(own_settings, settings.type)
+    """Return the method of a configuration: a file of this package, or the user's own."""
+    if isinstance(settings, config.CustomMethod):
+        custom, own_settings = load_class(settings, Method, "method")
+        return custom(own_settings, settings.type)
+    built_in: type[Method[Any]] = importlib.import_module(f"{__name__}.{settings.type}").METHOD
+    return built_in(settings, settings.type)
 
 
 def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
@@ -53,18 +56,22 @@ def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
 
 
 __all__ = [
+    "DENOMINATOR",
     "METHODS",
     "Computed",
+    "Distillation",
     "Layout",
     "Method",
     "NoSettings",
     "Row",
     "Teacher",
+    "Totals",
     "TrainedTokens",
     "Workload",
     "chain_row",
     "lay_out",
     "method_of",
+    "teachers_of",
     "token_weights",
     "trie_row",
 ]

@@ -7,21 +7,23 @@ declaration and know no method by name. A method of one's own is a subclass, nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+
+from slime_plugin.config.custom import NoSettings
 from slime_plugin.config.frozen import Frozen
-from slime_plugin.config.method import Sdcc
+from slime_plugin.config.method import Distillation
 from slime_plugin.methods.cost import Computed, Workload
-from slime_plugin.methods.row import Layout
+from slime_plugin.methods.row import Layout, Row
 from slime_plugin.tree import Trajectory
 
 SettingsType = TypeVar("SettingsType", bound=Frozen)
 
-
-class NoSettings(Frozen):
-    """For a method without settings."""
+OWN_COLUMN = "method/"
+"""Prefix of a method's own columns in the train data, which keeps them apart from what else travels with a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class TrainedTokens:
     """The trainer's log-probabilities before the first update of the iteration; ``old - logged`` is the logdiff."""
     advantage: Any
     """Of the token's rollout."""
+    columns: Mapping[str, Any]
+    """What :meth:`Method.columns` returned for these tokens."""
 
 
 class Method(Generic[SettingsType]):
@@ -55,12 +59,17 @@ class Method(Generic[SettingsType]):
         return False
 
     @property
+    def only_scored(self) -> bool:
+        """Rows have an attention mask of their own (``Row.lifetimes``): they can be scored, and not be trained."""
+        return False
+
+    @property
     def description(self) -> str:
         """The name, with settings that change the layout; for headings."""
         return self.name
 
     @property
-    def distillation(self) -> Sdcc | None:
+    def distillation(self) -> Distillation | None:
         """Settings of the KL to the teacher rows of its layouts; None if it has no teacher."""
         return None
 
@@ -80,7 +89,20 @@ class Method(Generic[SettingsType]):
 
     def problems(self, vocabulary: int | None) -> Iterator[str]:
         """Yield why these settings cannot be trained, each with its key and the remedy."""
-        yield from ()
+        if self.only_scored:
+            yield f"method: {self.description} is a diagnostic for score; train another one"
+        top_k = None if self.distillation is None else self.distillation.top_k
+        if vocabulary is not None and (top_k or 0) > vocabulary:
+            yield (
+                f"method.top_k: {top_k} of a vocabulary of {vocabulary}; leave it out to compare the whole vocabulary"
+            )
+
+    def columns(self, trajectory: Trajectory, row: Row) -> Mapping[str, np.ndarray]:
+        """Return [N] numbers for the tokens of a row, by name. They travel beside the tokens to :meth:`token_factors`.
+
+        Every row has the same names, also the row without loss of a rollout that has nothing to train.
+        """
+        return {}
 
     def token_factors(self, tokens: TrainedTokens) -> Any | None:
         """Return [M] factors of the tokens in the loss, from numbers known only while training; None means 1."""

@@ -31,7 +31,11 @@ class Mask4dMethod(Method[SettingsType], Generic[SettingsType]):
 
     @property
     def exact(self) -> bool:
-        return self.settings.packing != "union"
+        return not self.only_scored
+
+    @property
+    def only_scored(self) -> bool:
+        return self.settings.packing == "union"
 
     @property
     def description(self) -> str:
@@ -46,13 +50,13 @@ class Mask4dMethod(Method[SettingsType], Generic[SettingsType]):
         return self.settings.packing == "trie"
 
     def lay_out(self, trajectory: Trajectory) -> Layout:
-        packing, branches = self.settings.packing, branches_of(trajectory)
+        branches = branches_of(trajectory)
         rows: tuple[Row, ...] = ()
-        if branches and packing == "union":
+        if branches and self.only_scored:
             rows = (union_row(trajectory, 1 + int(branches[-1].tape[-1])),)
         elif branches:
             rows = tuple(self._pack(trajectory, group) for group in self._groups(trajectory, branches))
-        return Layout(self.name, rows, packing=packing, off_context=0 if self.exact else None)
+        return Layout(self.name, rows, packing=self.settings.packing, off_context=0 if self.exact else None)
 
     def _groups(self, trajectory: Trajectory, branches: list[Branch]) -> list[list[Branch]]:
         """One group of branches per row."""
@@ -67,7 +71,7 @@ class Mask4dMethod(Method[SettingsType], Generic[SettingsType]):
         return forest_row(record, [chain_row(record, branch.tape, branch.trained) for branch in branches])
 
     def problems(self, vocabulary: int | None) -> Iterator[str]:
-        if not self.exact:
+        if self.only_scored:
             yield "method.packing: union is a diagnostic for score and is not exact; use packing trie"
 
     def cost(self, work: Workload, context_tokens: int) -> Computed:

@@ -82,6 +82,11 @@ class Layout:
     """Trained tokens that are conditioned on something else than what they were sampled under. None for the union
     packing, where the visible tokens are right and their hidden states are not."""
 
+    @classmethod
+    def left_out(cls, method: str, record: Record, cause: str) -> Layout:
+        """Of a rollout that is not trained: all its sampled tokens are lost to one cause."""
+        return cls(method, (), lost={cause: record.sampled} if record.sampled else {})
+
     @property
     def tokens(self) -> int:
         """Tokens to compute with gradient."""

@@ -8,11 +8,10 @@ from statistics import fmean
 
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import Sdcc
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.methods import Computed, Workload, lay_out
+from slime_plugin.methods import Computed, Workload, teachers_of
 from slime_plugin.record import Record
-from slime_plugin.tree import Trajectory, count
+from slime_plugin.tree import Trajectory, count, diverging_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +109,14 @@ def counted_workload(records: Iterable[Record]) -> Workload:
         branches=fmean(c.K + 1 for c in counts),
         branch_tokens=fmean(c.branch_tokens for c in counts),
         trie_tokens=fmean(c.trie_tokens for c in counts),
-        teacher_tokens=fmean(lay_out(trajectory, Sdcc()).teacher_tokens for trajectory in trajectories),
+        teacher_tokens=fmean(map(_teacher_tokens, trajectories)),
         leaves=fmean(c.D for c in counts),
         longest_tape=max(c.L for c in counts),
     )
+
+
+def _teacher_tokens(trajectory: Trajectory) -> int:
+    return sum(len(teacher.row) for teacher in teachers_of(trajectory, diverging_leaves(trajectory)))
 
 
 def _turns(record: Record) -> int:

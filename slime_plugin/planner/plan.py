@@ -8,9 +8,7 @@ from typing import Any
 
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import EVERY_METHOD
-from slime_plugin.errors import ConfigError
-from slime_plugin.methods import Computed, Workload, method_of
+from slime_plugin.methods import METHODS, Computed, Workload, method_of
 from slime_plugin.planner.job import ASSUMPTIONS, Assumptions, Gpu, Job
 from slime_plugin.planner.memory import (
     BF16,
@@ -43,20 +41,11 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One job. ``docs/scale.md`` has the formulas."""
+    """What a job needs. ``docs/scale.md`` has the formulas."""
 
-    gpu: Gpu
-    assumptions: Assumptions
-    workload: Workload
-    rollouts: int
-    """Per iteration."""
-    replicas: int
-    rows: Computed
-    """What the cell's method computes of a rollout."""
+    job: Job
     methods: dict[str, Computed]
-    """The same for every method."""
-    micro_batch: int
-    """Tokens of the longest micro-batch of a rank."""
+    """What every method computes of the average rollout."""
     capacity: int
     """Bytes of a GPU."""
     rank: RankMemory
@@ -84,13 +73,17 @@ class Plan:
         return f"{name} takes {most:,.0f} of {total:,.0f} s, then {next_name} with {next_most:,.0f} s; {remedy}"
 
     def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        job = value.pop("job")
+        inputs = {key: job[key] for key in ("gpu", "assumptions", "workload", "rows")}
+        sizes = {key: getattr(self.job, key) for key in ("rollouts", "replicas", "micro_batch")}
         sums = {
             "rank_bytes": self.rank.total,
             "iteration_seconds": self.phases.total,
             "rollout_seconds": self.phases.rollout,
             "training_seconds": self.phases.training,
         }
-        return asdict(self) | sums | {"saturates": self.saturates}
+        return inputs | sizes | value | sums | {"saturates": self.saturates}
 
 
 def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions: Assumptions = ASSUMPTIONS) -> Plan:
@@ -98,27 +91,19 @@ def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions
 
     ``workload`` replaces the estimate that the harness declares.
     """
-    if cell.model is None:
-        raise ConfigError("model: missing; name the folder of a Hugging Face checkpoint")
     work = workload or cell.harness.workload
     methods = {
         method.type: method_of(method).cost(work, cell.rollout.context_tokens)
-        for method in (*EVERY_METHOD, cell.method)
+        for method in (*METHODS.values(), cell.method)
     }
-    rows = methods[cell.method.type]
-    job = Job(Architecture.of(cell.model), cell, work, rows, gpu, assumptions)
+    model = Architecture.of(cell.require_model())
+    job = Job(model, cell, work, methods[cell.method.type], gpu, assumptions)
     rank, engine = rank_memory(job), engine_memory(job)
     decode = decoding(job, engine)
     longest = longest_row(job, rank)
     return Plan(
-        gpu=gpu,
-        assumptions=assumptions,
-        workload=work,
-        rollouts=job.rollouts,
-        replicas=job.replicas,
-        rows=rows,
+        job=job,
         methods=methods,
-        micro_batch=job.micro_batch,
         capacity=round(cell.cluster.memory * GB),
         rank=rank,
         longest_row=longest,

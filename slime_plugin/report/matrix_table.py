@@ -9,9 +9,9 @@ from rich.text import Text
 
 from slime_plugin.config.harness import SearchR1
 from slime_plugin.errors import printable
+from slime_plugin.methods import METHODS
 from slime_plugin.report.formatting import format_brief, format_factor
 from slime_plugin.report.run_data import Run, mean
-from slime_plugin.report.summary import COMPARED
 
 CONTROL = SearchR1().type
 """The harness that edits nothing, so that all methods are the same under it."""
@@ -24,7 +24,7 @@ LEGEND = (
 def methods_of(runs: Sequence[Run]) -> list[str]:
     """The methods that were trained: ours in their order, then those of a user's own."""
     trained = list(dict.fromkeys(run.method for run in runs))
-    return [name for name in COMPARED if name in trained] + [name for name in trained if name not in COMPARED]
+    return [name for name in METHODS if name in trained] + [name for name in trained if name not in METHODS]
 
 
 def matrix_table(runs: Sequence[Run]) -> Table:

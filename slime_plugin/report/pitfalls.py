@@ -19,6 +19,7 @@ from rich.text import Text
 
 from slime_plugin.errors import printable
 from slime_plugin.report.formatting import format_number
+from slime_plugin.report.tables import number_table
 from slime_plugin.report.templating import render
 from slime_plugin.tree import Trajectory, diverging_leaves, off_context
 
@@ -54,10 +55,8 @@ class Pitfalls:
 
 def pitfalls_table(harnesses: Mapping[str, Pitfalls]) -> Table:
     """The Q1 table: number, mean and share with the predicted sign, of both differences, per harness."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     headings = ("harness", "n", "mean delta_comp", "below 0", "n", "mean delta_full", "above 0")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i else "left")
+    table = number_table(headings, padding=(0, 2, 0, 0))
     for name, pitfalls in harnesses.items():
         numbers = pitfalls.to_json()
         comp, full = numbers["comp"], numbers["full"]

@@ -11,11 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from slime_plugin.methods import lay_out
+from slime_plugin.methods import METHODS, lay_out
 from slime_plugin.record import Record
 from slime_plugin.report.formatting import format_lost
 from slime_plugin.report.staircase import Role, Staircase
-from slime_plugin.report.summary import COMPARED
 from slime_plugin.report.templating import render
 from slime_plugin.tree import Counts, Trajectory, count
 
@@ -91,7 +90,7 @@ def _edit_rows(staircase: Staircase) -> Iterator[tuple[object, ...]]:
 
 
 def _method_rows(trajectory: Trajectory, counts: Counts) -> Iterator[tuple[object, ...]]:
-    for name, method in COMPARED.items():
+    for name, method in METHODS.items():
         layout = lay_out(trajectory, method)
         trained, lost = f"{layout.trained} of {counts.sampled}", format_lost(layout.lost)
         yield name, len(layout.rows), layout.tokens, layout.teacher_tokens, trained, layout.off_context, lost

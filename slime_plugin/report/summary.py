@@ -12,16 +12,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugin.config.method import EVERY_METHOD
 from slime_plugin.errors import printable
-from slime_plugin.methods import lay_out
+from slime_plugin.methods import METHODS, Layout, Totals, lay_out
 from slime_plugin.methods.credit import EXCLUDED
 from slime_plugin.record import Entry, Record
 from slime_plugin.report.formatting import format_number
+from slime_plugin.report.tables import number_table
 from slime_plugin.tree import Counts, Trajectory, count
 from slime_plugin.tree.counts import statistics_of
-
-COMPARED = {method.type: method for method in EVERY_METHOD}
 
 _SUMMED = {"tokens": "tokens", "teacher_tokens": "no grad", "trained": "trained", "off_context": "off context"}
 
@@ -34,8 +32,7 @@ class _Tally:
     statuses: Counter[str] = field(default_factory=Counter)
     edits: Counter[str] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
-    sums: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in COMPARED})
-    lost: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in COMPARED})
+    methods: dict[str, Totals] = field(default_factory=lambda: {name: Totals() for name in METHODS})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -45,10 +42,7 @@ class _Tally:
             **statistics_of(self.counts),
             "edits": dict(self.edits),
             "longest_view": max((c.longest_view for c in self.counts), default=None),
-            "methods": {
-                name: {key: self.sums[name][key] for key in _SUMMED} | {"lost": dict(self.lost[name])}
-                for name in COMPARED
-            },
+            "methods": {name: totals.to_json() for name, totals in self.methods.items()},
         }
 
 
@@ -64,21 +58,20 @@ def summarise(records: Iterable[Record]) -> dict[str, Any]:
 
 def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
     trajectory = Trajectory.of(record)
-    counts = count(trajectory)
-    layouts = {name: lay_out(trajectory, method) for name, method in COMPARED.items()}
+    counts, status = count(trajectory), record.meta.status
+    excluded = status in EXCLUDED
+    layouts = {
+        name: Layout.left_out(name, record, status) if excluded else lay_out(trajectory, method)
+        for name, method in METHODS.items()
+    }
     for tally in tallies:
         tally.counts.append(counts)
-        tally.statuses[record.meta.status] += 1
+        tally.statuses[status] += 1
         tally.edits.update(edit.kind for edit in record.edits)
-        if record.meta.reward is not None and record.meta.status not in EXCLUDED:
+        if record.meta.reward is not None and not excluded:
             tally.rewards.append(float(record.meta.reward))
         for name, layout in layouts.items():
-            if record.meta.status in EXCLUDED:
-                if counts.sampled:
-                    tally.lost[name][record.meta.status] += counts.sampled
-                continue
-            tally.sums[name].update({key: getattr(layout, key) for key in _SUMMED})
-            tally.lost[name].update(layout.lost)
+            tally.methods[name].add(layout)
 
 
 _ROWS = {
@@ -137,7 +130,5 @@ def listing(entries: Iterable[Entry]) -> Table:
 
 
 def _table(title: str | None, headings: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE, pad_edge=False)
-    for i, heading in enumerate(headings):
-        table.add_column(Text(printable(heading, 40)), justify="right" if i else "left", no_wrap=True)
-    return table
+    shown = [printable(heading, 40) for heading in headings]
+    return number_table(shown, no_wrap=True, title=title, title_style="bold", box=SIMPLE)

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.method import CustomMethod, Method
 from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.methods import lay_out, method_of
+from slime_plugin.methods import METHODS, lay_out, method_of
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.arrays import BoolArray, IntArray
 from slime_plugin.report.run_data import Run
 from slime_plugin.report.staircase import Role, Staircase
-from slime_plugin.report.summary import COMPARED
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.tree import Trajectory, count, off_context
 
@@ -97,13 +96,13 @@ def _order(run: Run) -> list[int]:
 def _methods(run: Run) -> dict[str, Method]:
     """Ours, and the user's own that the run was trained with, if its code can be imported here."""
     if ":" not in run.method:
-        return COMPARED
+        return METHODS
     try:
         own = parse_config(run.settings["method"], CustomMethod, f"{run.folder.settings}: method")
         method_of(own)
     except ConfigError:
-        return COMPARED
-    return COMPARED | {own.type: own}
+        return METHODS
+    return METHODS | {own.type: own}
 
 
 def _tree(

@@ -74,11 +74,10 @@ class EditorEnvironment:
 
 def check_model(cell: Cell) -> Path:
     """Return the folder of the policy's checkpoint, if it exists."""
-    if cell.model is None:
-        raise ConfigError("model: missing; name the folder of a Hugging Face checkpoint with its tokenizer")
-    if not cell.model.is_dir():
-        raise ConfigError(f"model: there is no folder {cell.model}")
-    return cell.model
+    model = cell.require_model()
+    if not model.is_dir():
+        raise ConfigError(f"model: there is no folder {model}")
+    return model
 
 
 @asynccontextmanager

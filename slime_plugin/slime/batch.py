@@ -11,7 +11,8 @@ beside slime's own fields; slime concatenates it along a micro-batch and passes 
 ``weight``            token weight; on all rows of a batch in which some trained token has another weight than 1
 ``parent``, ``length``  index in its row of the token it follows, and tokens of the row; for methods with trees
 ``rollout``, ``leaf``   number of the rollout, and of its diverging leaf or -1; for methods with a teacher
-``visible``, ``position``  explicit attention mask and position ids; for the union packing, which is only scored
+``visible``, ``position``  explicit attention mask and position ids; for a method that is only scored
+``method/NAME``       a column of the method's own, for its ``token_factors``
 
 ``prompt`` holds the teacher row of the row. ``rewards`` is the advantage of the rollout, the same on all its rows, and
 ``rollout_mask_sums`` the number of its trained tokens on all of them. A rollout without rows becomes one row of two
@@ -30,8 +31,9 @@ import numpy as np
 
 from slime_plugin.config import method as config
 from slime_plugin.config.cell import Cell
-from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.methods import Layout, Method, Row, lay_out, method_of
+from slime_plugin.errors import ConfigError, LayoutError, MemoryWalkerError
+from slime_plugin.methods import Layout, Method, Row, Totals, lay_out, method_of
+from slime_plugin.methods.base import OWN_COLUMN
 from slime_plugin.methods.credit import EXCLUDED, group_advantages
 from slime_plugin.methods.row import idle_row
 from slime_plugin.record import Record
@@ -81,17 +83,16 @@ class Batch:
         """Lay out slime's samples. Groups have to be complete."""
         records = [with_current_reward(sample) for sample in samples]
         advantages = group_advantages([record.meta for record in records], std=cell.std)
-        rollouts = []
+        method, rollouts = method_of(cell.method), []
         for sample, record, advantage in zip(samples, records, np.nan_to_num(advantages).tolist(), strict=True):
-            trajectory = Trajectory.of(record)
-            layout = lay_out(trajectory, cell.method)
-            status = record.meta.status
+            trajectory, status = Trajectory.of(record), record.meta.status
             cause = status if status in EXCLUDED else "removed" if sample.remove_sample else None
-            if cause is not None:
-                lost = {cause: record.sampled} if record.sampled else {}
-                layout, advantage = Layout(layout.method, (), layout.packing, lost=lost), 0.0
+            if cause is None:
+                layout = lay_out(trajectory, cell.method)
+            else:  # it may be more than the method can lay out
+                layout, advantage = Layout.left_out(method.name, record, cause), 0.0
             rollouts.append(LaidOut(sample.index or 0, record, trajectory, layout, places_of(trajectory), advantage))
-        return cls(method_of(cell.method), tuple(rollouts), cell.tracking.metrics)
+        return cls(method, tuple(rollouts), cell.tracking.metrics)
 
     @classmethod
     def for_scoring(cls, records: Sequence[Record], method: config.Method) -> Batch:
@@ -119,6 +120,13 @@ class Batch:
             per_token |= {"parent": np.array(row.parent), "length": np.array([len(row)], dtype=np.int32)}
         if row.lifetimes is not None:
             per_token |= {"visible": row.lifetimes.mask(), "position": np.array(row.position)}
+        for name, column in self.method.columns(rollout.trajectory, row).items():
+            if len(column) != len(row):
+                raise LayoutError(
+                    f"{rollout.record.label}: column {name!r:.40} of {self.method.name} has {len(column)} numbers for "
+                    f"a row of {len(row)} tokens; return one per token"
+                )
+            per_token[f"{OWN_COLUMN}{name}"] = np.array(column)
         entry = {
             "tokens": row.tokens,
             "response_lengths": len(row) - first,
@@ -140,7 +148,9 @@ class Batch:
     def metrics(self) -> dict[str, Any]:
         """Return edits, sizes and outcomes of the batch (docs/training.md). What is undefined is None, never 0."""
         records = [rollout.record for rollout in self.rollouts]
-        layouts = [rollout.layout for rollout in self.rollouts]
+        totals = Totals()
+        for rollout in self.rollouts:
+            totals.add(rollout.layout)
         reports = [record.meta.report for record in records]
         counts = [count(rollout.trajectory) for rollout in self.rollouts]
         rewards = [float(record.meta.reward) for record in records if record.meta.reward is not None]
@@ -152,12 +162,8 @@ class Batch:
             **statistics_of(counts),
             "edits": dict(Counter(edit.kind for record in records for edit in record.edits)),
             "compressed_tokens": sum(c.C for c in counts),
-            "trained": sum(layout.trained for layout in layouts),
-            "off_context": sum(layout.off_context or 0 for layout in layouts),
-            "lost": dict(sum((Counter(layout.lost) for layout in layouts), Counter())),
+            **totals.to_json(),
             "discarded": sum(report.discarded or 0 for report in reports),
-            "tokens": sum(layout.tokens for layout in layouts),
-            "teacher_tokens": sum(layout.teacher_tokens for layout in layouts),
             "turns": sum(len(report.turns) for report in reports),
             **self._user_metrics(records),
         }

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from slime_plugin.config.method import Sdcc
+from slime_plugin.config.method import Distillation
 from slime_plugin.config.trainer import Trainer
 from slime_plugin.slime.packed_batch import Trained
 from slime_plugin.train.loss import Leaves
@@ -79,7 +79,7 @@ class Distiller:
     """The teacher in one training process. Order of calls: on_batch, then per step before_step, leaves and observe of
     its micro-batches, after_step."""
 
-    settings: Sdcc
+    settings: Distillation
     trainer: Trainer
     groups: ProcessGroupCollection
     schedule: SdccSchedule
@@ -97,7 +97,7 @@ class Distiller:
     """[3] sums of the step that after_step has not processed yet."""
 
     @classmethod
-    def of(cls, settings: Sdcc, trainer: Trainer, groups: ProcessGroupCollection) -> Distiller:
+    def of(cls, settings: Distillation, trainer: Trainer, groups: ProcessGroupCollection) -> Distiller:
         return cls(settings, trainer, groups, SdccSchedule(settings, trainer.total_steps))
 
     def on_batch(self, rollout_data: Mapping[str, Any], teachers: Sequence[Mapping[str, Any] | None]) -> None:

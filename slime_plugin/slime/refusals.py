@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime_plugin.architecture import Architecture
-from slime_plugin.config.cell import Cell
+from slime_plugin.config.cell import NO_MODEL, NO_QUESTIONS, Cell
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.errors import ConfigError
 from slime_plugin.methods import method_of
@@ -100,7 +100,12 @@ def training_problems(cell: Cell) -> Iterator[str]:
 def settings_problems(cell: Cell, architecture: Architecture | None) -> Iterator[str]:
     """Yield the problems that do not depend on the machine."""
     yield from _uneven_steps(cell)
-    yield from method_of(cell.method).problems(None if architecture is None else architecture.vocabulary)
+    try:
+        method = method_of(cell.method)
+    except ConfigError as error:  # of the user's own
+        yield from str(error).splitlines()
+    else:
+        yield from method.problems(None if architecture is None else architecture.vocabulary)
     yield from _off_policy(cell.rollout)
     if architecture is not None:
         yield from _unfit_model(cell, architecture)
@@ -119,11 +124,11 @@ def nearest_divisors(number: int, wanted: int) -> list[int]:
 
 def _missing(cell: Cell) -> Iterator[str]:
     if cell.model is None:
-        yield "model: missing; name the folder of a Hugging Face checkpoint with its tokenizer"
+        yield NO_MODEL
     elif not cell.model.is_dir():
         yield f"model: there is no folder {cell.model}; paths count from the folder that the command is run in"
     if cell.rollout.questions is None:
-        yield "rollout.questions: missing; name a file of JSON lines with question and answers"
+        yield NO_QUESTIONS
     elif not cell.rollout.questions.is_file():
         yield f"rollout.questions: there is no file {cell.rollout.questions}"
 

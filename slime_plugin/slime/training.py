@@ -18,6 +18,7 @@ from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError
 from slime_plugin.methods import Method, TrainedTokens, method_of
+from slime_plugin.methods.base import OWN_COLUMN
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.distiller import SCHEDULE_FILE, Distiller, ScheduleFile
 from slime_plugin.slime.packed_batch import ContextPart, PackedBatch, Trained, joined, trained_tokens
@@ -47,12 +48,10 @@ class Training:
     @classmethod
     def of(cls, args: Namespace, groups: ProcessGroupCollection, config: TransformerConfig) -> Training:
         cell = cell_of(args)
-        if cell.model is None:
-            raise ConfigError("model: missing; name the folder of a Hugging Face checkpoint")
         method = method_of(cell.method)
         settings = method.distillation
         distiller = None if settings is None else Distiller.of(settings, cell.trainer, groups)
-        return cls(cell, method, groups, Architecture.read(cell.model), config, distiller)
+        return cls(cell, method, groups, Architecture.read(cell.require_model()), config, distiller)
 
     def model(
         self, pre_process: bool, post_process: bool, vp_stage: int | None, backend: str | None = None
@@ -103,7 +102,12 @@ class Training:
         reference = None if batch.get("ref_log_probs") is None else of("ref_log_probs")
         advantage = of("advantages")
         weight = inputs["weight"].to(trained.share)[trained.stream] if "weight" in inputs else None
-        factors = self.method.token_factors(TrainedTokens(logged, old, advantage))
+        columns = {
+            key.removeprefix(OWN_COLUMN): column.to(logits.device)[trained.stream]
+            for key, column in inputs.items()
+            if key.startswith(OWN_COLUMN)
+        }
+        factors = self.method.token_factors(TrainedTokens(logged, old, advantage, columns))
         if factors is not None:
             weight = factors.to(trained.share) if weight is None else weight * factors
         targets = Targets(advantage, trained.share, old, reference, weight)

@@ -61,8 +61,8 @@ class DepthRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]  # megatron-c
     """RoPE by depth: the angle of a token depends on its number of ancestors, not on its index in the row.
 
     Megatron asks for a length and then for a table of that length; for a tree both are answered with the positions. The
-    table has one row per token of this rank, in order, which stock ``apply_rotary_pos_emb`` uses as it is because a
-    :class:`TreeSequence` presents itself as one sequence.
+    table has one row per token of this rank, in order. Stock ``apply_rotary_pos_emb`` and Transformer Engine's fused
+    kernel give token i of a sequence row i, and a :class:`TreeSequence` presents itself as one sequence.
     """
 
     def get_rotary_seq_len(self, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from slime_plugin.config.method import Sdcc
+from slime_plugin.config.method import Distillation
 from slime_plugin.methods.row import join_parents
 from slime_plugin.record.arrays import IntArray
 from slime_plugin.train.pipeline import first_fit, run_schedule
@@ -141,7 +141,7 @@ class SdccSchedule:
     its limit or not a number. After ``patience`` such steps in a row the KL stays off, and ``why_off`` says why.
     """
 
-    config: Sdcc
+    config: Distillation
     steps: int
     """Update steps of the whole run."""
     why_off: str | None = field(default=None, init=False)

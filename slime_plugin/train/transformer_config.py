@@ -61,6 +61,7 @@ def transformer_config(
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
         masked_softmax_fusion=False,
+        apply_rope_fusion=cuda,  # Transformer Engine's kernel
         persist_layer_norm=cuda,
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,

@@ -75,12 +75,6 @@ class TreePlan:
         """False if the keys of the blocks in order are the row itself: nothing to gather."""
         return any(block.ancestors for block in self.blocks) or self.window != (0, self.tokens)
 
-    @property
-    def pairs(self) -> int:
-        """Query-key pairs to compute: the attention bound of any exact method."""
-        start, stop = self.window
-        return int(self.depth[start:stop].sum(dtype=np.int64)) + stop - start
-
     def mask(self) -> BoolArray:
         """[window, T] whether a query sees a key; for reference backends and tests."""
         start, stop = self.window

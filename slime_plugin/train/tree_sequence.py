@@ -63,7 +63,7 @@ def tree_sequence(
         raise LayoutError("an explicit attention mask needs position ids and no context parallelism; use packing trie")
     low, high = window
     size = high - low
-    bounds = torch.tensor([0, size], dtype=torch.int32)  # on the CPU: only RoPE looks at it, and reads it out there
+    bounds = torch.tensor([0, size], dtype=torch.int32, device=device)  # for fused RoPE, whose kernel reads it
     rows = _rows_by_token(parent, predict) if predict is not None else _rows_by_successor(parent, window, order)
     return TreeSequence(
         qkv_format="thd",

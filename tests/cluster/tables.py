@@ -32,7 +32,7 @@ def memory_table() -> Iterator[str]:
     for name in CELLS:
         plans = [planned(name, nodes=nodes) for nodes in NODES]
         sizes = " | ".join(f"{plan.rank.total / GB:.0f}" for plan in plans)
-        yield f"| {name} | {plans[0].rows.longest:,} | {plans[0].longest_row:,} | {sizes} |"
+        yield f"| {name} | {plans[0].job.rows.longest:,} | {plans[0].longest_row:,} | {sizes} |"
 
 
 def time_table() -> Iterator[str]:
@@ -45,8 +45,8 @@ def time_table() -> Iterator[str]:
                 phases = plan.phases
                 seconds = (phases.rollout, phases.tail, phases.training, phases.imbalance, phases.total)
                 numbers = " | ".join(f"{number:.0f}" for number in seconds)
-                hourly, calls = 3600 * plan.rollouts / phases.total, plan.decoding.calls_per_second
-                yield f"| {name} | {nodes} | {plan.gpu.name} | {numbers} | {hourly:,.0f} | {calls:.0f} |"
+                hourly, calls = 3600 * plan.job.rollouts / phases.total, plan.decoding.calls_per_second
+                yield f"| {name} | {nodes} | {plan.job.gpu.name} | {numbers} | {hourly:,.0f} | {calls:.0f} |"
 
 
 def method_table() -> Iterator[str]:
@@ -55,7 +55,7 @@ def method_table() -> Iterator[str]:
     for name in CELLS:
         plans = [planned(name, nodes=nodes) for nodes in NODES]
         one = plans[0]
-        tokens = round(one.rollouts * (one.rows.tokens + one.rows.teacher_tokens))
+        tokens = round(one.job.rollouts * (one.job.rows.tokens + one.job.rows.teacher_tokens))
         wholes = " | ".join(f"{plan.phases.total:.0f}" for plan in plans)
         yield f"| {name} | {tokens:,} | {one.flops / 1e15:.0f} | {one.phases.training:.0f} | {wholes} |"
 

@@ -17,7 +17,7 @@ from slime_plugin.architecture import PUBLISHED
 from slime_plugin.cli.plan import MAY_BE_ZERO
 from slime_plugin.config.frozen import models_in, tag_of
 from slime_plugin.config.harness import Harness
-from slime_plugin.config.method import EVERY_METHOD, LogitTree, Mask4d
+from slime_plugin.config.method import METHODS, LogitTree, Mask4d
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.trainer import Trainer
 from slime_plugin.methods import lay_out, method_of
@@ -252,7 +252,7 @@ def test_turns_are_runs_of_sampled_tokens() -> None:
     assert counted_workload([typical("search_r1")]).turns == 10
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda method: method.type)
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.type)
 @pytest.mark.parametrize("harness", WORKLOADS)
 def test_what_a_method_computes_is_what_it_lays_out(harness: str, method: Any) -> None:
     record = typical(harness)
@@ -376,9 +376,9 @@ def test_every_cell_fits_on_every_number_of_nodes(name: str, nodes: int) -> None
     plan = planned(name, nodes=nodes)
     assert plan.problems == ()
     assert plan.rank.total <= 0.9 * 80 * GB, "with some room for what is not counted"
-    assert plan.longest_row >= plan.rows.longest
-    assert plan.rollouts == (1024 if nodes == 32 else 64), "the paper's batch as long as it fits"
-    assert plan.rollouts // 8 >= 2 * plan.replicas, "two rollouts for each replica in each step"
+    assert plan.longest_row >= plan.job.rows.longest
+    assert plan.job.rollouts == (1024 if nodes == 32 else 64), "the paper's batch as long as it fits"
+    assert plan.job.rollouts // 8 >= 2 * plan.job.replicas, "two rollouts for each replica in each step"
 
 
 def test_one_node_is_what_the_cells_are_sized_for() -> None:

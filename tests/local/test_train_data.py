@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import EVERY_METHOD, LogitTree, Mask4d, Method, NaiveCompressed, Sdcc
+from slime_plugin.config.method import METHODS, LogitTree, Mask4d, Method, NaiveCompressed, Sdcc
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample, recorded_samples
@@ -74,7 +74,7 @@ def test_every_sampled_token_is_there_once_under_its_own_context(method: Method)
         assert sorted(found[number]) == sorted(expected)
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD, ids=lambda m: m.type)
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.type)
 def test_rollouts_count_once_whatever_their_rows(method: Method) -> None:
     data = train_data(samples_of(batch((1.0, 0.0, 0.2, 0.2)), 5), Cell(method=method, std=False))
     for number, advantage in {5: 0.5, 6: -0.5, 7: 0.0, 8: 0.0}.items():

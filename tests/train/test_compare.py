@@ -20,7 +20,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from slime_plugin.cli.compare import CompareSettings, compare_run
+from slime_plugin.local.compare_run import CompareSettings, compare_run
 from slime_plugin.record import Meta, Record, StoreWriter, dump_record
 from slime_plugin.report.comparison_table import comparison_table, verdict
 from slime_plugin.run.folder import RunFolder
@@ -282,17 +282,17 @@ def test_comparing_again_gives_the_same(compared: tuple[Run, Result], tmp_path: 
 
 
 def test_progress_ends_with_all_of_it(trained: Run, tmp_path: Path) -> None:
-    steps: list[tuple[int, int]] = []
+    totals: list[int] = []
+    steps: list[int] = []
     lines: list[str] = []
-    compare_run(
-        trained.copy(tmp_path / "run"),
-        CompareSettings(repeats=1),
-        lambda done, total: steps.append((done, total)),
-        lines.append,
-    )
-    assert steps == sorted(steps)
-    assert steps[0][0] == 0
-    assert steps[-1][0] == steps[-1][1] == steps[0][1]
+
+    def start(total: int) -> Callable[[int], None]:
+        totals.append(total)
+        return steps.append
+
+    compare_run(trained.copy(tmp_path / "run"), CompareSettings(repeats=1), start, lines.append)
+    assert all(step > 0 for step in steps)
+    assert totals == [sum(steps)]
     assert len(lines) == 3
 
 

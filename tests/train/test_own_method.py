@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from transformers import Qwen3ForCausalLM
 
-from slime_plugin.cli.compare import CompareSettings, compare_run
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.method import CustomMethod, NaiveCompressed
-from slime_plugin.config.parallel import Parallelism
 from slime_plugin.errors import ConfigError
+from slime_plugin.local.compare_run import CompareSettings, compare_run
 from slime_plugin.local.sample import recorded_samples
-from slime_plugin.local.score import Scorer, score_records
+from slime_plugin.local.score import score_records
+from slime_plugin.local.scorer import Scorer
 from slime_plugin.methods import lay_out, method_of
 from slime_plugin.planner.job import GPUS
 from slime_plugin.planner.plan import plan_job
@@ -91,8 +91,8 @@ def test_tokens_of_a_large_logdiff_have_no_loss(truth: Truth, split: str) -> Non
 
 
 def test_scores_are_those_of_transformers(truth: Truth) -> None:
-    scorer = Scorer(truth.folder, (METHOD,), Parallelism(), "float64")
-    (found,) = score_records([r.record for r in truth.rollouts], scorer)
+    scorer = Scorer((METHOD,), dtype="float64")
+    (found,) = score_records([r.record for r in truth.rollouts], truth.folder, scorer)
     model = oracle.load_model(truth.folder, torch.float64)
     for rollout, score in zip(truth.rollouts, found, strict=True):
         expected = {
@@ -130,8 +130,8 @@ def test_it_is_compared_and_reported_under_its_name(truth: Truth, tmp_path: Path
 def test_a_job_is_planned_by_its_cost() -> None:
     cell = Cell(model=Path("models/Qwen3-4B"), method=METHOD)
     plan = plan_job(cell, GPUS["h100"])
-    assert plan.rows == plan.methods[NAME]
-    assert (plan.rows.tokens, plan.rows.longest) == (plan.workload.final, cell.rollout.context_tokens)
+    assert plan.job.rows == plan.methods[NAME]
+    assert (plan.job.rows.tokens, plan.job.rows.longest) == (plan.job.workload.final, cell.rollout.context_tokens)
 
 
 def test_its_settings_are_checked() -> None:

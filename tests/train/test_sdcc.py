@@ -82,7 +82,7 @@ def count_teacher_passes(on_progress: OnProgress, job: Job, rollouts: list[int],
         )
     )
     some = replace(job, records=[job.records[i] for i in rollouts], references=[job.references[i] for i in rollouts])
-    update(report, replace(some, batch_tokens=10_000), [method])
+    update(on_progress, replace(some, batch_tokens=10_000), [method])
     hook.remove()
     return passes.count(False)
 

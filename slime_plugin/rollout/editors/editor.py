@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from slime_plugin.config.custom import NoSettings
 from slime_plugin.config.frozen import Frozen
 from slime_plugin.rollout.context import Context, Segment
 from slime_plugin.rollout.messages import Message
@@ -35,10 +36,6 @@ class Action:
     schema: Schema
     run: Callable[[Context, Mapping[str, Any]], str]
     """Executes a call. Returns the tool result; an empty text appends none."""
-
-
-class NoSettings(Frozen):
-    """For an editor without settings."""
 
 
 class Editor(Generic[SettingsType]):

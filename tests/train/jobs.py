@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import Float16Module
 
@@ -38,6 +39,7 @@ from slime_plugin.train.process_groups import is_first_stage, is_last_stage, sta
 from slime_plugin.train.ranks import OnProgress
 from slime_plugin.train.transformer_config import transformer_config
 from slime_plugin.train.tree_model import TreeGPTModel, build_model
+from tests.train.fused_rope import fused_rope_thd
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Job:
     backend: str | None = None
     ones: bool = False
     """Every token travels with a weight of 1, which is not sent for its own sake."""
+    fused_rope: bool = False
+    """With Megatron's fused RoPE, whose kernel is that of :mod:`tests.train.fused_rope`."""
     wrapped: bool = False
     """In the wrapper that Megatron puts around models in bfloat16, and slime therefore around ours."""
 
@@ -84,6 +88,9 @@ def update(on_progress: OnProgress, job: Job, methods: Sequence[Method]) -> list
     for method in methods:
         args = args_of(Cell(model=job.folder, method=method, objective=job.objective, trainer=trainer))
         config = transformer_config(architecture, trainer.parallel, job.dtype, recompute=trainer.recompute)
+        if job.fused_rope:
+            rope_utils.fused_apply_rotary_pos_emb_thd = fused_rope_thd
+            config.apply_rope_fusion = True
         training = open_training(args, groups, config)
         if job.backend is None:
             provided = provided_models(groups, trainer.vpp)

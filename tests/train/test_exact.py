@@ -79,6 +79,13 @@ def test_float32(split: str, truth: Truth) -> None:
     check(truth, torch.float32, replicas, **settings)
 
 
+@pytest.mark.parametrize("split", ["one process", "tp2 pp2 sp", "cp2", "recompute"])
+def test_fused_rope(split: str, truth: Truth) -> None:
+    """As on CUDA: the kernel reads row i of the table for token i of its sequence, and a tree is one sequence."""
+    settings, replicas = SPLITS[split]
+    check(truth, torch.float32, replicas, fused_rope=True, **settings)
+
+
 @pytest.mark.parametrize("split", ["one process", "tp2 pp2 sp"])
 def test_an_output_layer_of_its_own(split: str, untied: Truth) -> None:
     settings, replicas = SPLITS[split]

@@ -18,6 +18,8 @@ from slime_plugin.errors import ConfigError
 from slime_plugin.train.logdiff import LEAF_KEYS, LOGDIFF_KEYS, leaf_sums, logdiff_sums
 from slime_plugin.train.vocabulary import Shard, forward_kl, token_statistics
 
+MAX_REFERENCE_KL = 10.0
+"""Per token. A token that has left the reference behind adds a constant and no gradient; slime clamps there too."""
 POLICY_KEYS = ("policy", "entropy", "reference_kl", "clipped", "ratio")
 ROLLOUT_KEYS = ("loss", "rollout_logdiff", "drift", *POLICY_KEYS)
 """Sums over rollouts of means over their trained tokens. Divided by the rollouts of the step they are means. ``drift``
@@ -113,9 +115,10 @@ def policy_loss(
             raise ConfigError(
                 f"objective.kl is {objective.kl:g} but there are no reference log-probabilities; score them or set it 0"
             )
-        # exp(x) - x - 1 with x = reference - policy: an estimate of KL(policy || reference) that is never negative
-        log_ratio = targets.reference_logprobs - logprobs
-        parts["reference_kl"] = log_ratio.expm1() - log_ratio
+        # exp(x) - x - 1 with x = reference - policy: an estimate of KL(policy || reference) that is never negative. It
+        # exceeds the limit long before x does; without a bound of x, exp(x) is infinite and its clamped gradient NaN.
+        log_ratio = (targets.reference_logprobs - logprobs).clamp(-2 * MAX_REFERENCE_KL, 2 * MAX_REFERENCE_KL)
+        parts["reference_kl"] = (log_ratio.expm1() - log_ratio).clamp(max=MAX_REFERENCE_KL)
         total = total + objective.kl * parts["reference_kl"]
     sums = {name: (targets.share * part.detach()).sum() for name, part in parts.items()}
     sums["policy"] = (targets.in_loss * surrogate.detach()).sum()

@@ -14,8 +14,9 @@ from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompresse
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.config.trainer import Trainer
+from slime_plugin.train.loss import Targets, policy_loss
 from slime_plugin.train.ranks import run_ranks
-from tests.slime.sources import needs_slime
+from tests.slime.sources import needs_slime, slime_imports
 from tests.train import oracle
 
 pytestmark = needs_slime
@@ -109,6 +110,25 @@ def test_gradients_are_those_of_the_long_way(long_way: Long, tmp_path: Path, spl
         begun = ["init", *["model_provider"] * trainer.vpp, "rollout_data_postprocess", "before_train_step"]
         assert outcome.calls[: len(begun)] == begun
         assert set(outcome.calls[len(begun) :]) <= {"loss"}
+
+
+def test_the_reference_kl_is_slimes_estimator() -> None:
+    slime_imports()
+    from slime.utils.ppo_utils import compute_approx_kl
+
+    log_ratios = torch.linspace(-15, 15, 1001, dtype=torch.float32)
+    found = []
+    for ours in (True, False):
+        logprobs = torch.zeros(1001, requires_grad=True)
+        if ours:
+            ones = torch.ones(1001)
+            targets = Targets(0 * ones, ones, logprobs.detach(), log_ratios)
+            loss, _ = policy_loss(logprobs, 0 * ones, targets, Objective(kl=1.0))
+        else:
+            loss = compute_approx_kl(logprobs, log_ratios, "low_var_kl").sum()
+        loss.backward()
+        found.append((loss.detach(), logprobs.grad))
+    torch.testing.assert_close(*found)
 
 
 def _parts(report: object, job: object) -> object:

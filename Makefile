@@ -24,15 +24,15 @@ docs: .venv
 
 # Numbers for docs/benchmarks.md.
 bench: .venv
-	.venv/bin/python -m benchmarks.waist
+	.venv/bin/python -m benchmarks.records
 
 # What an update costs under each method; seven minutes of one core.
 cost: .venv
 	.venv/bin/python -m benchmarks.cost
 
-# What the bridge costs beside a real engine; two minutes.
+# What the turn loop costs beside a real engine; two minutes.
 rollouts: .venv
-	.venv/bin/python -m benchmarks.bridge
+	.venv/bin/python -m benchmarks.rollouts
 
 # What the tap adds to a request; five minutes.
 tap: .venv

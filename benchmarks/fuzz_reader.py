@@ -19,8 +19,8 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.records import LAYOUTS
 from benchmarks.synthetic import popped_rollout
-from benchmarks.waist import LAYOUTS
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record, StoreWriter, dump_record, parse_record, read_entries
 from slime_plugin.tree import Trajectory

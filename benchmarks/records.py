@@ -1,6 +1,6 @@
 """How long records, trees, rows and stores take, beside the time numpy takes to copy the same bytes.
 
-    python -m benchmarks.waist [--records 64] [--tokens 40000] [--edits 20] [--live 11800] [--repeat 5]
+    python -m benchmarks.records [--records 64] [--tokens 40000] [--edits 20] [--live 11800] [--repeat 5]
 
 Machines are noisy: every number is the best of ``--repeat`` runs, and the copy is timed in between.
 """

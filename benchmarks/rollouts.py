@@ -1,10 +1,10 @@
-"""What the bridge itself costs: its share of the time of real rollouts, and how it grows with the number of turns.
+"""What the turn loop itself costs: its share of the time of real rollouts, and how it grows with the number of turns.
 
-    python -m benchmarks.bridge [--cell configs/small_world/agentfold.yaml] [--questions 32] [--turns 8 16 ...]
+    python -m benchmarks.rollouts [--cell configs/small_world/agentfold.yaml] [--questions 32] [--turns 8 16 ...]
 
-The first part samples rollouts on a real SGLang server, 64 at once, and takes the CPU time of every call of the
-bridge's own functions while it does; all of them run on one thread. The second part plays rollouts of many turns with
-an engine that answers at once, where the bridge is all that takes time.
+The first part samples rollouts on a real SGLang server, 64 at once, and takes the CPU time of every call of its
+functions; all of them run on one thread. The second part plays rollouts of many turns with an engine that answers at
+once, where the turn loop is all that takes time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slime_plugin.rollout.environment import EditorEnvironment, open_editor_envi
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.questions import read_questions
 from slime_plugin.rollout.reward import build_reward
-from slime_plugin.rollout.runner import Job, Tally, open_run, run_jobs
+from slime_plugin.rollout.runner import RolloutTask, Tally, open_run, run_tasks
 from slime_plugin.rollout.server import Flags, Server
 from slime_plugin.rollout.tools.tool import Parameter, Schema
 from slime_plugin.rollout.turn_loop import EditorRollout
@@ -67,7 +67,7 @@ def clock_seconds(calls: int = 100_000) -> float:
 
 @contextmanager
 def timed() -> Iterator[Mapping[str, float]]:
-    """Seconds spent in each part of the bridge; what one part does for another counts once, for the inner one."""
+    """Seconds spent in each part of the turn loop; what one part does for another counts once, for the inner one."""
     spent: dict[str, float] = defaultdict(float)
     inner = [0.0]
     clock = clock_seconds()
@@ -103,16 +103,16 @@ def timed() -> Iterator[Mapping[str, float]]:
 
 async def real_rollouts(cell: Cell, server: Server, questions: int, out: Path) -> None:
     async with (
-        open_editor_environment(cell) as harness,
-        SglangEngine(server.url, cell.engine, cell.rollout, harness.chat.stop_ids) as engine,
+        open_editor_environment(cell) as environment,
+        SglangEngine(server.url, cell.engine, cell.rollout, environment.chat.stop_ids) as engine,
     ):
         assert cell.rollout.questions is not None
         asked = read_questions(cell.rollout.questions)[:questions]
-        jobs = [Job(question, sample) for question in asked for sample in range(cell.rollout.samples)]
-        tally, stop = Tally(len(jobs)), asyncio.Event()
+        tasks = [RolloutTask(question, sample) for question in asked for sample in range(cell.rollout.samples)]
+        tally, stop = Tally(len(tasks)), asyncio.Event()
         with open_run(out, cell) as store, timed() as spent:
             begun, cpu = time.perf_counter(), time.process_time()
-            await run_jobs(harness, engine, jobs, store, lambda record, done: tally.add(record, done.turns), stop)
+            await run_tasks(environment, engine, tasks, store, lambda record, done: tally.add(record, done.turns), stop)
             wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
     print(
         f"{tally.rollouts} rollouts, {cell.rollout.concurrency} at once: {wall:.1f} s, "
@@ -168,12 +168,12 @@ def seconds_of(turns: int, pops: bool, model: Path, repeat: int = 7) -> tuple[fl
     chat = ChatML.load(model)
     limits = Rollout(turns=turns, context_tokens=10_000_000, system="append", describe_tools=False)
     editor = editor_factory(TcRag(reply="") if pops else SearchR1())
-    harness = EditorEnvironment("bench", editor, {"look": Look()}, chat, build_reward(ExactMatch()), limits)
+    environment = EditorEnvironment("bench", editor, {"look": Look()}, chat, build_reward(ExactMatch()), limits)
     times, tape = [], 0
     for _ in range(repeat):
         engine = Instant(chat, turns, pops)
         begun = time.thread_time()
-        record = asyncio.run(EditorRollout(harness, engine, Question("q", "What?", ("x",)), "q-0", 1).run())
+        record = asyncio.run(EditorRollout(environment, engine, Question("q", "What?", ("x",)), "q-0", 1).run())
         times.append((time.thread_time() - begun - engine.written, engine.written))
         assert record.meta.status == "completed", record.meta
         tape = len(record)

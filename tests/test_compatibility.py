@@ -25,7 +25,7 @@ from slime_plugin.record import KINDS, STATUSES, dump_record, parse_record, read
 from slime_plugin.record.report import RolloutReport
 from slime_plugin.report.run_data import read_runs
 from slime_plugin.rollout.questions import read_questions
-from slime_plugin.rollout.runner import jobs_left, open_run
+from slime_plugin.rollout.runner import open_run, tasks_left
 from slime_plugin.run.folder import RunFolder
 from tests.cli import run
 from tests.conftest import ROOT
@@ -142,9 +142,9 @@ def test_a_folder_of_rollouts_goes_on(
     questions = read_questions(cell.rollout.questions)
     records = list(read_records([tmp_path / "run"]))
     with open_run(tmp_path / "run", cell) as store:
-        assert jobs_left(store.path, questions[: len(records)], 1) == []
-        (job,) = jobs_left(store.path, questions[: len(records) + 1], 1)
-    assert job.question == questions[len(records)]
+        assert tasks_left(store.path, questions[: len(records)], 1) == []
+        (task,) = tasks_left(store.path, questions[: len(records) + 1], 1)
+    assert task.question == questions[len(records)]
 
 
 def test_logs_of_tap_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

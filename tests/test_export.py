@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from slime_plugin.record import Edit, Meta, Record, StoreWriter, read_records
-from slime_plugin.tree import Trajectory, count, parquet
+from slime_plugin.report import parquet
+from slime_plugin.tree import Trajectory, count
 from tests.cli import run
 from tests.conftest import ROOT
 

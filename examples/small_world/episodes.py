@@ -1,4 +1,4 @@
-"""Episodes of a cell, played by the bridge's own loop on any engine: the expert, or the checkpoint in this process."""
+"""Episodes of a cell, played by the turn loop on any engine: the expert, or the checkpoint in this process."""
 
 from __future__ import annotations
 

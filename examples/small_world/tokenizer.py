@@ -28,7 +28,7 @@ SMALL = words("is there no tool use the call has not")
 VALUES = [value for values in ATTRIBUTES.values() for value in values]
 INNER = [*SMALL, *FIRST, *LAST, *RELATIONS, *ATTRIBUTES, *VALUES]
 
-# The same text as the bridge's own ChatML, so that a server that renders messages shows what the bridge shows.
+# The same text as ChatML of the package, so that a server that renders messages shows what rollouts show.
 TEMPLATE = """\
 {%- set ns = namespace(system='') -%}
 {%- if messages[0].role == 'system' -%}{%- set ns.system = messages[0].content -%}{%- endif -%}

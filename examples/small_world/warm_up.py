@@ -2,7 +2,7 @@
 
     python -m examples.small_world.warm_up --out examples/small_world/model [--steps 400] [--seed 0]
 
-Episodes are played by the bridge's own loop, with the expert for an engine and every editor at work, and laid out as
+Episodes are played by the turn loop, with the expert for an engine and every editor at work, and laid out as
 one row per branch: what is trained is token by token what a rollout will ask of the model. Every batch of episodes has
 a world of its own, so that there is nothing to remember and everything to look up. The same steps and seed give the
 same weights on the same machine.

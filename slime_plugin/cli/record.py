@@ -113,7 +113,7 @@ def export(files: tuple[Path, ...], out: Path, force: bool) -> None:
     Damaged records are left out: one line per defect is printed, and the exit code is 1.
     """
     check_installed("parquet", "pyarrow")
-    from slime_plugin.tree.parquet import write_parquet
+    from slime_plugin.report.parquet import write_parquet
 
     if out.exists() and not force:
         raise MemoryWalkerError(f"{out}: exists already; pass --force to replace it, or another name")

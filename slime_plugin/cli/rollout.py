@@ -94,23 +94,23 @@ async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
     """Run the rollouts of a cell into a folder. Invalid settings are refused before an engine is started."""
     from slime_plugin.environments import open_environment
     from slime_plugin.rollout.questions import read_questions
-    from slime_plugin.rollout.runner import Tally, jobs_left, open_run, run_jobs
+    from slime_plugin.rollout.runner import Tally, open_run, run_tasks, tasks_left
 
     questions = read_questions(cell.require_questions())[:limit]
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(open_environment(cell))
         store = stack.enter_context(open_run(out, cell))
-        jobs = jobs_left(store.path, questions, cell.rollout.samples)
-        tally = Tally(len(jobs))
-        done = len(questions) * cell.rollout.samples - len(jobs)
+        tasks = tasks_left(store.path, questions, cell.rollout.samples)
+        tally = Tally(len(tasks))
+        done = len(questions) * cell.rollout.samples - len(tasks)
         if done:
-            click.echo(f"{done} rollouts are done already, {len(jobs)} are left", err=True)
-        if jobs:
+            click.echo(f"{done} rollouts are done already, {len(tasks)} are left", err=True)
+        if tasks:
             stack.enter_context(log_file(out / "rollout.log"))
             stop = stack.enter_context(interrupts())
             engine = await stack.enter_async_context(open_engine(cell, environment.chat, out, stop))
             watch = stack.enter_context(_progress(tally))
-            await run_jobs(environment, engine, jobs, store, watch, stop)
+            await run_tasks(environment, engine, tasks, store, watch, stop)
             tally.interrupted = stop.is_set()
     return tally
 

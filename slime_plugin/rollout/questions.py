@@ -13,6 +13,15 @@ ATTEMPT = "~"
 """Separates the id of a rollout from the number of its attempt. Not allowed in a question's id."""
 
 
+def rollout_name(id: object) -> str:
+    """Return the part of a rollout's id that all of its attempts share.
+
+    >>> rollout_name("q7-3~1")
+    'q7-3'
+    """
+    return str(id).partition(ATTEMPT)[0]
+
+
 def read_questions(path: Path, answers: str = "answers") -> list[Question]:
     """Return all questions, or raise :class:`ConfigError`. The id defaults to ``q`` and the line number.
 

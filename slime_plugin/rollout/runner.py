@@ -19,7 +19,7 @@ from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.rollout.engine.engine import Engine, EngineError
 from slime_plugin.rollout.environment import RolloutEnvironment, RolloutHandle
 from slime_plugin.rollout.messages import Question
-from slime_plugin.rollout.questions import ATTEMPT
+from slime_plugin.rollout.questions import ATTEMPT, rollout_name
 from slime_plugin.rollout.turn_loop import rollout_seed
 from slime_plugin.run.settings import check_rollout_settings
 
@@ -31,7 +31,7 @@ MIN_ENGINE_FAILURES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RolloutTask:
     """One rollout to sample."""
 
     question: Question
@@ -95,7 +95,7 @@ def open_run(folder: Path, cell: Cell) -> Iterator[StoreWriter]:
         yield store
 
 
-def jobs_left(store: Path, questions: Sequence[Question], samples: int) -> list[Job]:
+def tasks_left(store: Path, questions: Sequence[Question], samples: int) -> list[RolloutTask]:
     """Rollouts still to be sampled, question by question so that groups complete early; retries come last."""
     attempts: Counter[str] = Counter()
     done = set()
@@ -103,7 +103,7 @@ def jobs_left(store: Path, questions: Sequence[Question], samples: int) -> list[
     for found in scan_store(store):
         if not isinstance(found, Record):
             continue
-        name = str(found.meta.id).partition(ATTEMPT)[0]
+        name = rollout_name(found.meta.id)
         attempts[name] += 1
         if found.meta.status in DONE:
             done.add(name)
@@ -113,35 +113,35 @@ def jobs_left(store: Path, questions: Sequence[Question], samples: int) -> list[
                 f"{store}: {found.label} answers another question than the current {found.meta.group}; "
                 "choose another folder, or use the questions it was started with"
             )
-    jobs = (Job(question, sample) for question in questions for sample in range(samples))
-    left = [Job(job.question, job.sample, attempts[job.name]) for job in jobs if job.name not in done]
-    return sorted(left, key=lambda job: job.attempt > 0)
+    tasks = (RolloutTask(question, sample) for question in questions for sample in range(samples))
+    left = [RolloutTask(task.question, task.sample, attempts[task.name]) for task in tasks if task.name not in done]
+    return sorted(left, key=lambda task: task.attempt > 0)
 
 
-async def run_jobs(
+async def run_tasks(
     environment: RolloutEnvironment,
     engine: Engine,
-    jobs: Iterable[Job],
+    tasks: Iterable[RolloutTask],
     store: StoreWriter,
     watch: Callable[[Record, RolloutHandle], None],
     stop: asyncio.Event,
 ) -> None:
-    """Sample the jobs. Once ``stop`` is set no more are started, and running ones end as aborted.
+    """Sample the rollouts. Once ``stop`` is set no more are started, and running ones end as aborted.
 
     If as many consecutive rollouts as may run at once fail because of the engine, the others would too: ``stop`` is set
     and :class:`EngineError` raised at the end.
     """
-    waiting = iter(jobs)
+    waiting = iter(tasks)
     active: set[RolloutHandle] = set()
     limits = environment.limits
     max_failures = max(limits.concurrency, MIN_ENGINE_FAILURES)
     failures: list[str] = []  # consecutive engine failures
 
     async def worker() -> None:
-        for job in waiting:
+        for task in waiting:
             if stop.is_set():
                 return
-            rollout = environment.begin(engine, job.question, job.id, rollout_seed(limits.seed, job.name))
+            rollout = environment.begin(engine, task.question, task.id, rollout_seed(limits.seed, task.name))
             active.add(rollout)
             try:
                 record = await rollout.run()

@@ -15,7 +15,6 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
-from types import TracebackType
 from typing import Any, Protocol
 
 from slime_plugin.config.custom import load_object
@@ -88,9 +87,7 @@ class Metrics:
     def __enter__(self) -> Metrics:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _close_file(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_plugin.errors import ConfigError
 from slime_plugin.record import Record, StoreWriter, scan_store
-from slime_plugin.rollout.questions import ATTEMPT
+from slime_plugin.rollout.questions import rollout_name
 from slime_plugin.run.files import replacing
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import flat_metrics
@@ -97,7 +97,7 @@ def attempts_in(store: Path) -> dict[str, list[Record]]:
     attempts: dict[str, list[Record]] = {}
     for found in scan_store(store):
         if isinstance(found, Record):
-            attempts.setdefault(str(found.meta.id).partition(ATTEMPT)[0], []).append(found)
+            attempts.setdefault(rollout_name(found.meta.id), []).append(found)
     return attempts
 
 

@@ -18,7 +18,6 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol
 
 import uvicorn
@@ -346,9 +345,7 @@ class TapServer:
         self._main_loop = asyncio.create_task(self._server.main_loop())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._app.close()
         self._server.should_exit = True
         await self._main_loop

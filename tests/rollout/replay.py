@@ -1,4 +1,4 @@
-"""The oracle of the bridge: transformers' own Qwen3, on the contexts that a record says the policy saw."""
+"""The oracle of rollouts: transformers' own Qwen3, on the contexts that a record says the policy saw."""
 
 from __future__ import annotations
 

@@ -478,7 +478,7 @@ def test_a_template_that_cannot_be_continued(reason: str) -> None:
 
 
 def test_roles_in_plain_text_are_accepted_where_no_token_spans_two_pieces() -> None:
-    """What was refused above was the seam."""
+    """What was refused above was the boundary between two messages."""
     tokenizer = titled("assistant:")
     chat = TemplateChat(tokenizer)
     said = [("assistant", "This."), ("tool", "that"), ("tool", "and that"), ("assistant", " x"), ("user", "\nwhy?")]

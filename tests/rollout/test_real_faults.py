@@ -24,7 +24,7 @@ from slime_plugin.rollout.engine.engine import EngineError, Generation, Request
 from slime_plugin.rollout.engine.sglang_client import SglangEngine
 from slime_plugin.rollout.environment import RolloutHandle, open_editor_environment
 from slime_plugin.rollout.questions import read_questions
-from slime_plugin.rollout.runner import STORE, jobs_left, run_jobs
+from slime_plugin.rollout.runner import STORE, run_tasks, tasks_left
 from slime_plugin.rollout.server import Flags, Server
 from slime_plugin.rollout.server.ports import free_port
 from slime_plugin.rollout.server.weight_update import update_weights
@@ -73,9 +73,9 @@ def test_an_engine_that_is_killed_in_mid_turn_and_restarted_costs_no_rollout(pol
         ):
             assert settings.rollout.questions is not None
             with StoreWriter(tmp_path / STORE) as store:
-                jobs = jobs_left(store.path, read_questions(settings.rollout.questions)[:6], 4)
+                tasks = tasks_left(store.path, read_questions(settings.rollout.questions)[:6], 4)
                 try:
-                    await run_jobs(harness, engine, jobs, store, watch, stop)
+                    await run_tasks(harness, engine, tasks, store, watch, stop)
                 finally:
                     await restarting[0]  # if it failed, that is the error to report
 

@@ -28,7 +28,7 @@ from slime_plugin.rollout.environment import EditorEnvironment
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.questions import read_questions
 from slime_plugin.rollout.reward import build_reward
-from slime_plugin.rollout.runner import STORE, Job, jobs_left, open_run, run_jobs
+from slime_plugin.rollout.runner import STORE, RolloutTask, open_run, run_tasks, tasks_left
 from slime_plugin.rollout.turn_loop import rollout_seed
 from tests.cli import run
 from tests.rollout.policy import ANSWER, Lookup, Scripted, call
@@ -55,7 +55,7 @@ def played(engine: Any, folder: Path, stop_after: int | None = None, concurrency
                 stop.set()
 
         with StoreWriter(folder / STORE) as store:
-            await run_jobs(harness(concurrency), engine, jobs_left(store.path, QUESTIONS, 2), store, watch, stop)
+            await run_tasks(harness(concurrency), engine, tasks_left(store.path, QUESTIONS, 2), store, watch, stop)
 
     asyncio.run(play())
     return done
@@ -154,7 +154,7 @@ def test_other_questions_under_the_same_ids_are_refused(tmp_path: Path) -> None:
     played(searching(), tmp_path)
     others = [Question("q1", "What was it?", ("red",))]
     with pytest.raises(ConfigError, match=r"answers another question than the current q1"):
-        jobs_left(tmp_path / STORE, others, 2)
+        tasks_left(tmp_path / STORE, others, 2)
 
 
 def test_hundreds_of_rollouts_at_once(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_hundreds_of_rollouts_at_once(tmp_path: Path) -> None:
     questions = [Question(f"q{i}", "What is it?", ("blue",)) for i in range(300)]
 
     async def play() -> None:
-        jobs = [Job(question, 0) for question in questions]
+        tasks = [RolloutTask(question, 0) for question in questions]
         with StoreWriter(tmp_path / STORE) as store:
-            await run_jobs(harness(300), engine, jobs, store, lambda record, rollout: None, asyncio.Event())
+            await run_tasks(harness(300), engine, tasks, store, lambda record, rollout: None, asyncio.Event())
 
     asyncio.run(play())
     assert engine.most == 300

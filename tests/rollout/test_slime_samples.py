@@ -19,7 +19,7 @@ from slime_plugin.rollout.server import Server
 from slime_plugin.rollout.tools.tool import Parameter, Schema
 from slime_plugin.slime.samples import record_of, rollout_service
 from tests.conftest import ROOT
-from tests.tap.agents import drift
+from tests.tap.agents import mean_logdiff
 
 BUSY: list[asyncio.Event] = []
 
@@ -116,4 +116,4 @@ def test_an_agent_that_is_a_black_box_gives_a_sample_like_any_other(server: Serv
     assert sample.status is Sample.Status.COMPLETED
     assert len(record.meta.extra["turns"]) == 3
     assert sample.reward == record.meta.reward
-    assert drift(record, ROOT / "examples" / "small_world" / "model") < 1e-5
+    assert mean_logdiff(record, ROOT / "examples" / "small_world" / "model") < 1e-5

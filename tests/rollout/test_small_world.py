@@ -126,19 +126,19 @@ def test_words_of_the_world_and_parts_of_calls_are_single_tokens() -> None:
 
 
 @pytest.mark.parametrize("tools", [[], [Schema("search", "Finds.", {"query": Parameter("string", "What.")})]])
-def test_the_template_says_what_the_bridge_says(tmp_path: Path, tools: list[Schema]) -> None:
+def test_the_template_says_what_chatml_says(tmp_path: Path, tools: list[Schema]) -> None:
     tokenizer.save(tmp_path)
-    bridge, template = ChatML.load(tmp_path), TemplateChat.load(tmp_path)  # AutoTokenizer, from the folder alone
+    chatml, template = ChatML.load(tmp_path), TemplateChat.load(tmp_path)  # AutoTokenizer, from the folder alone
     question = "What is Ada Birch's boss's pet?"
     for system in ("pop", "") if not tools else ("pop",):
-        assert bridge.prompt(system, question, tools) == template.prompt(system, question, tools)
+        assert chatml.prompt(system, question, tools) == template.prompt(system, question, tools)
     for message in (Message("tool", "- Ada Birch's boss is Leo Reed.", "search"), Message("user", "Summarize.")):
-        assert bridge.render(message) == template.render(message)
-    assert bridge.open_turn() == template.open_turn()
+        assert chatml.render(message) == template.render(message)
+    assert chatml.open_turn() == template.open_turn()
     said = [*TOKENIZER.encode("<answer> cat </answer><|im_end|>").ids]
-    assert bridge.close_turn(said) == template.close_turn(said)
-    assert bridge.close_turn(said[:2]) == template.close_turn(said[:2])
-    assert bridge.stop_ids == template.stop_ids == {STOP}
+    assert chatml.close_turn(said) == template.close_turn(said)
+    assert chatml.close_turn(said[:2]) == template.close_turn(said[:2])
+    assert chatml.stop_ids == template.stop_ids == {STOP}
 
 
 def episodes(name: str, noise: Noise, folder: Path, count: int = 20) -> list[Record]:

@@ -230,7 +230,7 @@ def test_rollouts_through_a_black_box_are_conditioned_as_they_were_sampled(
     assert sum(record.sampled for record in records) == sum(int(record.generated.sum()) for record in records)
 
 
-def test_the_example_agent_finds_what_the_tool_of_the_bridge_finds() -> None:
+def test_the_example_agent_finds_what_the_search_tool_finds() -> None:
     """So that the model of the small world sees what it was warmed up with."""
     import asyncio
 

@@ -87,7 +87,7 @@ class ScoredScript:
         return Generation(tokens, tuple(float(logprob) for logprob, *_ in scored), "stop", (("1", len(tokens)),))
 
 
-def drift(record: Record, folder: Path) -> float:
+def mean_logdiff(record: Record, folder: Path) -> float:
     """Mean distance of the log-probabilities in a record from a transformers forward pass over its branches."""
     import torch
     from transformers import Qwen3ForCausalLM

@@ -29,7 +29,7 @@ from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.server import Flags, Server
 from slime_plugin.tree import Trajectory
 from tests.conftest import ROOT
-from tests.tap.agents import ScoredScript, drift, make_model
+from tests.tap.agents import ScoredScript, make_model, mean_logdiff
 from tests.tap.engines import spell
 
 SUMMARY = spell(
@@ -169,7 +169,7 @@ def checked_rollout(settings: Cell, scorer: Server, say: Callable[[str], str]) -
         assert layout.trained == int(record.generated.sum())
     assert np.nanstd(record.logprobs) > 0.1
     assert settings.model is not None
-    assert drift(record, settings.model) < 1e-5
+    assert mean_logdiff(record, settings.model) < 1e-5
     assert parse_record(dump_record(record)) == record
     return record
 
@@ -222,7 +222,7 @@ def test_a_policy_that_samples(harness: str, model: Path, workspace: Path, score
     assert (record.meta.reward, record.untrained) == (0.0, {})
     assert record.sampled > 0
     assert record.meta.extra["retokenised"]["messages"] == 0
-    assert drift(record, model) < 1e-5
+    assert mean_logdiff(record, model) < 1e-5
 
 
 class Counting:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_plugin.config.custom import load_class
-from slime_plugin.config.harness import EDITOR_TYPES, ClaudeCode, CustomEditor, Harness, OpenCode
+from slime_plugin.config.harness import EDITOR_TYPES, BlackBox, CustomEditor, Harness
 from slime_plugin.errors import ConfigError
 from slime_plugin.rollout.editors.editor import Action, Ask, Editor
 
@@ -24,7 +24,7 @@ EDITORS: dict[str, type[Editor[Any]]] = {
 
 def editor_factory(harness: Harness) -> Callable[[], Editor[Any]]:
     """Return what makes the editor of one rollout. Invalid settings are refused here, before the first rollout."""
-    if isinstance(harness, ClaudeCode | OpenCode):
+    if isinstance(harness, BlackBox):
         raise ConfigError(
             f"harness: {harness.type} is an agent of its own, served through the tap, and has no editor; use one of "
             f"{', '.join(EDITORS)} here"

@@ -18,7 +18,6 @@ import random
 import urllib.parse
 import uuid
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -70,9 +69,7 @@ class SglangEngine:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._http is not None:
             await self._http.close()
 

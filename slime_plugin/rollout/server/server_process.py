@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 
 from slime_plugin.errors import printable
@@ -177,9 +176,7 @@ class ServerProcess:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _started(self, value: T | None) -> T:

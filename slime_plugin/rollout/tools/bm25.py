@@ -10,7 +10,6 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -48,9 +47,7 @@ class Bm25:
         await asyncio.to_thread(self._build)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._index = None
 
     async def find(self, query: str, count: int) -> Sequence[Document]:

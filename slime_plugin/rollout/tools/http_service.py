@@ -9,7 +9,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -177,9 +176,7 @@ class RemoteServices:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for service in self._open:
             await service.close()
         await self.session.close()

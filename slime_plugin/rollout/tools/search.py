@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from slime_plugin.config import tools as config
@@ -46,9 +45,7 @@ class SearchTool:
             await self._open.enter_async_context(self._backend)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
 
     async def __call__(self, arguments: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ responses.py         /v1/responses, /v1/responses/input_tokens
 from __future__ import annotations
 
 from slime_plugin.tap.wire.anthropic import Anthropic
-from slime_plugin.tap.wire.chat_completions import Chat
+from slime_plugin.tap.wire.chat_completions import ChatCompletions
 from slime_plugin.tap.wire.responses import Responses
 from slime_plugin.tap.wire.wire_format import WireFormat
 
@@ -20,6 +20,6 @@ __all__ = ["WIRE_FORMATS", "WireFormat"]
 
 WIRE_FORMATS: dict[str, WireFormat] = {
     "/v1/messages": Anthropic(),
-    "/v1/chat/completions": Chat(),
+    "/v1/chat/completions": ChatCompletions(),
     "/v1/responses": Responses(),
 }

@@ -25,7 +25,7 @@ from slime_plugin.tap.wire.wire_format import NOTHING, dump, event, read_argumen
 FINISH_REASONS: dict[StopReason, str] = {"stop": "stop", "calls": "tool_calls", "length": "length", "context": "length"}
 
 
-class Chat(OpenAI):
+class ChatCompletions(OpenAI):
     messages_field = "messages"
 
     def read(self, body: Mapping[str, Any], cache: ParseCache | None = None) -> Payload:

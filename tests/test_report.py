@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slime_plugin.config.method import NaiveCompressed
+from slime_plugin.config.method import Distillation, NaiveCompressed
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.methods.naive_compressed import NaiveCompressedMethod
 from slime_plugin.report.charts import (
@@ -25,6 +25,7 @@ from slime_plugin.report.charts import (
     line_chart,
     plotly_script,
 )
+from slime_plugin.report.matrix_table import legend
 from slime_plugin.report.matrix_table import methods_of as matrix_methods
 from slime_plugin.report.run_data import read_runs
 from slime_plugin.report.run_page import run_page
@@ -184,7 +185,7 @@ def test_what_was_written_stands_in_the_page(quick: RunFolder) -> None:
     assert "naive_compressed is off by 0.62" in text
     assert "naive_compressed trains 67 % of the sampled tokens" in text
     for cost in COSTS.values():
-        assert f"{cost:.2f} x" in text
+        assert f"{cost:.2f}x" in text
     assert page.series("Seconds of an iteration, by phase") == {
         name: [(i, seconds) for i in range(3)] for name, seconds in (("generate", 3.0), ("train", 1.5))
     }
@@ -264,7 +265,7 @@ def test_parts_that_were_not_measured_say_how_to_get_them(tmp_path: Path) -> Non
     assert f"memorywalker compare {folder.path} does" in text
     assert "No rollout was edited" in text
     assert "no update steps yet" in text
-    assert "SDCC" not in text
+    assert "Distillation" not in text
     assert "mask4d: every sampled token was trained" in text
 
 
@@ -276,11 +277,46 @@ def test_sdcc_says_when_it_was_switched_off(tmp_path: Path) -> None:
     page = Page(run_page([folder]))
     assert page.series("KL at diverging leaves")["KL per leaf"] == [(0, 2.0), (1, None), (2, 12.0), (3, None)]
     assert page.series("Weight of the KL")["weight"][-1] == (3, 0.0)
-    assert f"SDCC was switched off at step 3: {reason}." in page.text
+    assert f"The KL was switched off at step 3: {reason}." in page.text
     layout = page.figure("KL at diverging leaves")["layout"]
     assert [(note["text"], note["x"]) for note in layout["annotations"] if "off" in note["text"]] == [
         ("switched off", 3)
     ]
+
+
+class OwnDistillation(NaiveCompressedMethod[Distillation]):
+    """A distilling method of a user's own."""
+
+    Settings = Distillation
+
+    @property
+    def distillation(self) -> Distillation:
+        return self.settings
+
+
+def test_a_distilling_method_of_ones_own_has_its_section(tmp_path: Path) -> None:
+    own = f"{__name__}:OwnDistillation"
+    waiting = make_run(tmp_path / "waiting", lines=[iteration(0)], method=own)
+    assert "No step had a diverging leaf so far: the teacher had nothing to do." in Page(run_page([waiting])).text
+    lines = [step(0, leaf_kl=2.0, leaves=5), step(1, leaf_kl=0.5, leaves=5, sdcc_off="a reason"), iteration(0)]
+    page = Page(run_page([make_run(tmp_path / "done", lines=lines, method=own)]))
+    assert "Distillation" in page.text
+    assert "The KL at diverging leaves goes from 2 to 0.5 nats." in page.text
+    assert "The KL was switched off at step 1: a reason." in page.text
+
+
+@pytest.mark.parametrize("written", ["logittree", None], ids=["as written", "version 0.6"])
+def test_costs_are_against_the_denominator_of_the_comparison(quick: RunFolder, written: str | None) -> None:
+    value = json.loads(quick.comparison.read_text())
+    del value["denominator"]
+    quick.comparison.write_text(json.dumps(value | ({} if written is None else {"denominator": written})))
+    base = written or "naive_compressed"
+    text = " ".join(Page(run_page([quick])).text)
+    assert f"one update, against {base}" in text
+    assert f"multiples of {base}" in text
+    runs = read_runs([quick])
+    assert f"measured, against {base} on" in legend(runs)
+    assert "19 (1.00x)" in text
 
 
 def test_several_runs_share_plots_and_have_a_matrix(tmp_path: Path) -> None:

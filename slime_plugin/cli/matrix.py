@@ -27,7 +27,7 @@ from slime_plugin.local.compare_run import CompareSettings, compare_run
 from slime_plugin.report.charts import check_plotly
 from slime_plugin.report.formatting import format_duration
 from slime_plugin.report.headline import sentences_of_all
-from slime_plugin.report.matrix_table import CONTROL, LEGEND, control_line, matrix_table, numbers
+from slime_plugin.report.matrix_table import CONTROL, control_line, legend, matrix_table, numbers
 from slime_plugin.report.run_data import COMPARISON_VERSION, read_runs
 from slime_plugin.report.run_page import run_page
 from slime_plugin.run.folder import RunFolder
@@ -253,7 +253,7 @@ def _print_results(entries: Sequence[MatrixCell], out: Path) -> None:
     runs = read_runs(folders)
     to = console()
     to.print(matrix_table(runs))
-    for line in (LEGEND, control_line(runs), *sentences_of_all(runs)):
+    for line in (legend(runs), control_line(runs), *sentences_of_all(runs)):
         if line is not None:
             to.print(line, markup=False)
     page = out / "report.html"

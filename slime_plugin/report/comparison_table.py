@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
 
 from slime_plugin.errors import printable
 from slime_plugin.report.formatting import format_factor, format_number, join_words
+from slime_plugin.report.run_data import denominator_of, number
+from slime_plugin.report.tables import number_table
 
 AT_FLOOR = 10.0
 """A method whose mean logdiff is within this factor of the floor is at the floor."""
@@ -17,7 +19,7 @@ _HIGH_FLOOR = 0.1
 """Nats per token that neither float32 nor bfloat16 explains."""
 _LEGEND = (
     "logdiff: |trainer - rollout| in nats per trained token; trained: of the sampled tokens; tokens: computed with "
-    "gradient + without; cost: measured time of an update; both as multiples of naive_compressed"
+    "gradient + without; cost: measured time of an update; both as multiples of {}"
 )
 _ROUNDING = 2.0**-24
 """Lower bound of the floor: below float32's own rounding it is chance."""
@@ -32,23 +34,32 @@ def heading(comparison: Mapping[str, Any], where: str) -> str:
 
 def comparison_table(comparison: Mapping[str, Any]) -> Table:
     """One row per method, from the content of ``comparison.json``."""
-    methods = comparison["methods"]
-    compressed = methods[comparison["denominator"]]["tokens"]
-    table = Table(caption=_LEGEND, caption_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, name in enumerate(("method", "exact", "logdiff\nmean", "\nmax", "trained", "tokens", "cost")):
-        table.add_column(name, justify="right" if i > 1 else "left", no_wrap=name != "tokens", min_width=4)
-    for name, part in methods.items():
-        table.add_row(
-            name,
-            "yes" if part["exact"] else "no",
-            format_number(part["logdiff"]["mean"]),
-            format_number(part["logdiff"]["max"]),
-            "n/a" if part["share_trained"] is None else f"{part['share_trained']:.1%}",
-            _tokens(part, compressed),
-            format_factor(part["cost"]),
-            style="bold" if part["exact"] else None,
-        )
+    caption = _LEGEND.format(denominator_of(comparison))
+    headings = ("method", "exact", "logdiff\nmean", "\nmax", "trained", "tokens", "cost")
+    table = number_table(headings, left=2, no_wrap=True, caption=caption, padding=(0, 2, 0, 0))
+    table.columns[headings.index("tokens")].no_wrap = False
+    for row in comparison_rows(comparison):
+        cells = [row[key] for key in ("method", "exact", "mean", "max", "trained", "tokens", "cost")]
+        table.add_row(*cells, style="bold" if row["exact"] == "yes" else None)
     return table
+
+
+def comparison_rows(comparison: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The numbers of every method as text, for terminals and pages."""
+    methods = comparison["methods"]
+    base = number(methods, denominator_of(comparison), "tokens")
+    for name, part in methods.items():
+        share = number(part, "share_trained")
+        yield {
+            "method": name,
+            "exact": "yes" if part.get("exact") else "no",
+            "mean": format_number(number(part, "logdiff", "mean")),
+            "max": format_number(number(part, "logdiff", "max")),
+            "trained": "n/a" if share is None else f"{share:.1%}",
+            "off context": format_number(number(part, "off_context")),
+            "tokens": _tokens(part, base),
+            "cost": format_factor(number(part, "cost")),
+        }
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
@@ -72,8 +83,8 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     return f"{text}; above it by orders of magnitude: {join_words([f'{name} {n}' for name, n in above.items()])}"
 
 
-def _tokens(part: Mapping[str, Any], compressed: int) -> str:
-    """Tokens with gradient, without, and both together as a multiple of naive_compressed."""
-    parts = [number for number in (part["tokens"], part["teacher_tokens"]) if number]
-    factor = f" ({sum(parts) / compressed:.2f}x)" if compressed else ""
-    return "+".join(f"{number:,}" for number in parts) + factor
+def _tokens(part: Mapping[str, Any], base: float | None) -> str:
+    """Tokens with gradient, without, and both together as a multiple of the denominator's."""
+    parts = [tokens for key in ("tokens", "teacher_tokens") if (tokens := number(part, key))]
+    factor = f" ({sum(parts) / base:.2f}x)" if base else ""
+    return "+".join(f"{tokens:,}" for tokens in parts) + factor

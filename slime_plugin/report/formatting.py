@@ -41,8 +41,8 @@ def format_share(value: float | None) -> str:
     return f"{percent:.2f} %" if rough in ("0", "100") and float(rough) != percent else f"{rough} %"
 
 
-def format_factor(value: float | None, sign: str = "x") -> str:
-    return "n/a" if value is None else f"{value:.2f}{sign}"
+def format_factor(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f}x"
 
 
 def format_duration(seconds: float) -> str:

@@ -56,7 +56,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     if sampled:
         found.append(("trained", format_share(trained / sampled), f"of {format_number(sampled)} sampled tokens"))
     if run.cost is not None:
-        found.append(("cost", format_factor(run.cost, " x"), f"one update, against {run.denominator}"))
+        found.append(("cost", format_factor(run.cost), f"one update, against {run.denominator}"))
     seconds = [value for _, value in run.over_iterations("seconds", "total") if value is not None]
     if seconds:
         found.append(("time", format_duration(sum(seconds)), f"for {len(run.iterations)} iterations"))
@@ -120,15 +120,13 @@ def _cost(run: Run) -> Iterator[str]:
 
 
 def _gate(run: Run) -> Iterator[str]:
-    if run.method != "sdcc":
-        return
     divergence = ends([point for point in run.over_steps("leaf_kl") if point[1] is not None])
     if divergence:
         first, last = map(format_brief, divergence)
         yield f"The KL at diverging leaves goes from {first} to {last} nats."
     off = run.switched_off
     if off is not None:
-        yield f"SDCC was switched off at step {off[0]}: {off[1]}."
+        yield f"The KL was switched off at step {off[0]}: {off[1]}."
 
 
 def _range(values: Sequence[float]) -> str:

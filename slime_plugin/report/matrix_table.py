@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from slime_plugin.config.harness import SearchR1
 from slime_plugin.errors import printable
 from slime_plugin.methods import METHODS
-from slime_plugin.report.formatting import format_brief, format_factor
+from slime_plugin.report.formatting import format_brief, format_factor, join_words
 from slime_plugin.report.run_data import Run, mean
+from slime_plugin.report.tables import number_table
 
 CONTROL = SearchR1().type
 """The harness that edits nothing, so that all methods are the same under it."""
-LEGEND = (
-    "reward: first -> last iterations; logdiff: of the trained method, with the weights that sampled, in nats per "
-    "token; cost: of an update, measured, against naive_compressed on the same rollouts"
-)
+
+
+def legend(runs: Sequence[Run]) -> str:
+    return (
+        "reward: first -> last iterations; logdiff: of the trained method, with the weights that sampled, in nats per "
+        f"token; cost: of an update, measured, against {denominators(runs)} on the same rollouts"
+    )
+
+
+def denominators(runs: Sequence[Run]) -> str:
+    """The methods whose cost is 1: one, unless the runs were compared by different versions."""
+    return join_words(list(dict.fromkeys(run.denominator for run in runs)))
 
 
 def methods_of(runs: Sequence[Run]) -> list[str]:
@@ -32,11 +40,8 @@ def matrix_table(runs: Sequence[Run]) -> Table:
     edited = [run for run in runs if run.harness != CONTROL]
     harnesses = list(dict.fromkeys(run.harness for run in edited))
     methods = methods_of(edited)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("method", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for harness in harnesses:
-        table.add_column(Text(printable(harness, 40)), justify="right", no_wrap=True)
+    headings = ("method", "", *(printable(harness, 40) for harness in harnesses))
+    table = number_table(headings, left=2, no_wrap=True, padding=(0, 2, 0, 0))
     for method in methods:
         cells = {run.harness: numbers(run) for run in edited if run.method == method}
         for i, name in enumerate(("reward", "logdiff", "cost")):
@@ -53,10 +58,10 @@ def control_line(runs: Sequence[Run]) -> str | None:
     return f"{CONTROL}, where nothing is edited and all methods are the same: {'; '.join(found)}" if found else None
 
 
-def numbers(run: Run) -> dict[str, str]:
+def numbers(run: Run, arrow: str = "->") -> dict[str, str]:
     """Reward, logdiff and cost of a run as text."""
     ends = run.reward
-    reward = f"{ends[0]:.2f} -> {ends[1]:.2f}" if ends else format_brief(mean(run.over_iterations("reward")))
+    reward = f"{ends[0]:.2f} {arrow} {ends[1]:.2f}" if ends else format_brief(mean(run.over_iterations("reward")))
     if run.planned is not None and len(run.iterations) < run.planned:
         reward += f" ({len(run.iterations)} of {run.planned})"
     return {"reward": reward, "logdiff": format_brief(run.logdiff), "cost": format_factor(run.cost)}

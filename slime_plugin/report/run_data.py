@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.config.cell import Cell
+from slime_plugin.config.frozen import parse_config
+from slime_plugin.config.method import Method
+from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.report.charts import Point
 from slime_plugin.run.folder import RunFolder
 
@@ -33,6 +37,16 @@ class Run:
         return _type(self.settings, "method")
 
     @property
+    def trained_method(self) -> Method | None:
+        """With its settings; None if they are of another version, or its code cannot be imported here."""
+        try:
+            chosen = parse_config({"method": self.settings.get("method")}, Cell, str(self.folder.settings)).method
+            method_of(chosen)
+        except ConfigError:
+            return None
+        return chosen
+
+    @property
     def harness(self) -> str:
         return _type(self.settings, "harness")
 
@@ -44,7 +58,7 @@ class Run:
     @property
     def denominator(self) -> str:
         """The method whose cost is 1."""
-        return str((self.comparison or {}).get("denominator", "naive_compressed"))
+        return denominator_of(self.comparison or {})
 
     @property
     def reward(self) -> tuple[float, float] | None:
@@ -86,6 +100,11 @@ class Run:
         return list((self.comparison or {}).get("methods", {}))
 
 
+def denominator_of(comparison: Mapping[str, Any]) -> str:
+    """The method that its costs are measured against; version 0.6 did not write it down."""
+    return str(comparison.get("denominator", DENOMINATOR))
+
+
 def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
     """The runs, each under a name of its own."""
     paths = [folder.path.resolve() for folder in folders]
@@ -100,7 +119,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
     return [_read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
-def number(line: Line, *keys: str) -> float | None:
+def number(line: Mapping[str, Any], *keys: str) -> float | None:
     """Return the number under nested keys; None if a key is missing or its value is no finite number."""
     value: Any = line
     for key in keys:

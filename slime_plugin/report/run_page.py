@@ -15,9 +15,10 @@ from typing import Any
 from markupsafe import Markup
 
 from slime_plugin.report.charts import Chart, plotly_script
-from slime_plugin.report.formatting import format_brief, format_factor, format_number, format_share
+from slime_plugin.report.comparison_table import comparison_rows
+from slime_plugin.report.formatting import format_brief, format_number, format_share
 from slime_plugin.report.headline import sentences, sentences_of_all, tiles
-from slime_plugin.report.matrix_table import methods_of
+from slime_plugin.report.matrix_table import denominators, methods_of, numbers
 from slime_plugin.report.run_data import Run, largest, mean, number, read_runs
 from slime_plugin.report.run_sections import Section, sections_of
 from slime_plugin.report.templating import read_part, render
@@ -28,6 +29,8 @@ _UNFOLDED = 8
 """Maximum number of unfolded charts in a section; above it, only those of the first run or harness are unfolded."""
 _MISSING = 2
 """Maximum number of runs whose missing measurements are listed."""
+_COMPARED = ("method", "mean", "max", "trained", "off context", "tokens", "cost")
+"""Columns of a comparison; the page has their headings."""
 _CARDS = 3
 """Maximum number of runs with a card each; above it, the matrix shows the same in less space."""
 
@@ -49,6 +52,7 @@ def run_page(folders: Sequence[RunFolder], *, budget: int = BUDGET) -> str:
         tiles=tiles(runs[0]) if len(runs) == 1 else [],
         harnesses=list(dict.fromkeys(run.harness for run in runs)),
         matrix=_matrix(runs) if len(runs) > 1 else [],
+        denominators=denominators(runs),
         comparisons=[(run.name, _basis(run), _comparison_rows(run)) for run in runs if run.compared_methods],
         sections=[(section, _folds(section), _missing(section)) for section in sections],
         embedded=_embedded(rollouts),
@@ -70,22 +74,18 @@ def _basis(run: Run) -> str:
     comparison = run.comparison or {}
     iterations = ", ".join(str(i) for i in comparison.get("iterations", []))
     records = format_number(number(comparison, "records"))
-    return f"{records} rollouts of iterations {iterations}; logdiff in nats per token"
+    return (
+        f"{records} rollouts of iterations {iterations}; logdiff in nats per token; tokens with gradient + without; "
+        f"multiples of {run.denominator}"
+    )
 
 
-def _comparison_rows(run: Run) -> list[tuple[str, ...]]:
+def _comparison_rows(run: Run) -> list[list[str]]:
     """What was measured for every method on the same rollouts."""
-    return [
-        (
-            f"{name} (trained)" if name == run.method else name,
-            format_brief(run.compared(name, "logdiff", "mean")),
-            format_brief(run.compared(name, "logdiff", "max")),
-            format_share(run.compared(name, "share_trained")),
-            *(format_number(run.compared(name, key)) for key in ("off_context", "tokens", "teacher_tokens")),
-            format_factor(run.compared(name, "cost"), " x"),
-        )
-        for name in run.compared_methods
-    ]
+    rows = list(comparison_rows(run.comparison or {}))
+    for row in rows:
+        row["method"] += " (trained)" * (row["method"] == run.method)
+    return [[row[key] for key in _COMPARED] for row in rows]
 
 
 def _matrix(runs: Sequence[Run]) -> list[tuple[str, list[list[list[tuple[str, str, str]]]]]]:
@@ -101,12 +101,12 @@ def _matrix(runs: Sequence[Run]) -> list[tuple[str, list[list[list[tuple[str, st
 
 
 def _cell(run: Run) -> list[tuple[str, str, str]]:
-    reward, best = run.reward, largest(run.over_iterations("reward"))
+    shown, best = numbers(run, "→"), largest(run.over_iterations("reward"))
     depth, frequency = (mean(run.over_iterations(key)) for key in ("depth", "frequency"))
     return [
-        ("reward", f"{reward[0]:.2f} → {reward[1]:.2f}" if reward else "n/a", f"best {best:.2f}" if best else ""),
-        ("logdiff", format_brief(run.logdiff), f"max {format_brief(run.largest_logdiff)}"),
-        ("cost", format_factor(run.cost, " x"), ""),
+        ("reward", shown["reward"], f"best {best:.2f}" if best else ""),
+        ("logdiff", shown["logdiff"], f"max {format_brief(run.largest_logdiff)}"),
+        ("cost", shown["cost"], ""),
         ("depth", format_share(depth), f"frequency {format_share(frequency)}"),
     ]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slime_plugin.methods import method_of
 from slime_plugin.report.charts import (
     DASHES,
     Chart,
@@ -75,8 +76,8 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     else:
         yield Section("junctions", missing=["No rollout was edited: there are no junctions."])
     groups = page.by_run(page.leaves)
-    if any(groups.values()) or any(run.method == "sdcc" for run in runs):
-        yield _section("sdcc", groups, "No step had a diverging leaf so far: SDCC had nothing to do.")
+    if any(groups.values()) or any(_distils(run) for run in runs):
+        yield _section("sdcc", groups, "No step had a diverging leaf so far: the teacher had nothing to do.")
     groups = page.by_harness(page.user)
     if any(groups.values()):
         yield Section("user", groups)
@@ -90,6 +91,10 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     yield _section("time", page.by_run(page.time), "There are no times yet; memorywalker train writes them.")
     groups = page.by_harness(page.optimisation)
     yield _section("optimisation", groups, "There are no update steps yet; memorywalker train writes them.")
+
+
+def _distils(run: Run) -> bool:
+    return run.trained_method is not None and method_of(run.trained_method).distillation is not None
 
 
 def _section(name: str, groups: Groups, otherwise: str) -> Section:
@@ -179,8 +184,8 @@ class _Page:
         names, machine = run.compared_methods, (run.comparison or {}).get("machine") or "on one machine"
         costs = {name: {"": cost} for name in names if (cost := run.compared(name, "cost")) is not None}
         note = f"Seconds of one update over those of {run.denominator}; {machine}."
-        x, text = f"times {run.denominator}", lambda cost: format_factor(cost, " x")
-        yield from bar_chart("Measured cost of an update", costs, self.methods, x=x, text=text, note=note)
+        x = f"times {run.denominator}"
+        yield from bar_chart("Measured cost of an update", costs, self.methods, x=x, text=format_factor, note=note)
         kinds = {"with gradient": "tokens", "without gradient": "teacher_tokens"}
         tokens = {name: {kind: run.compared(name, key) or 0 for kind, key in kinds.items()} for name in names}
         yield from bar_chart("Tokens computed", tokens, Colours(list(kinds)), x="tokens")

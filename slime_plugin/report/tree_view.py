@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.config.frozen import parse_config
-from slime_plugin.config.method import CustomMethod, Method
-from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.methods import METHODS, lay_out, method_of
+from slime_plugin.config.method import Method
+from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.methods import METHODS, lay_out
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.arrays import BoolArray, IntArray
 from slime_plugin.report.run_data import Run
@@ -95,14 +94,8 @@ def _order(run: Run) -> list[int]:
 
 def _methods(run: Run) -> dict[str, Method]:
     """Ours, and the user's own that the run was trained with, if its code can be imported here."""
-    if ":" not in run.method:
-        return METHODS
-    try:
-        own = parse_config(run.settings["method"], CustomMethod, f"{run.folder.settings}: method")
-        method_of(own)
-    except ConfigError:
-        return METHODS
-    return METHODS | {own.type: own}
+    trained = run.trained_method
+    return METHODS if trained is None or trained.type in METHODS else METHODS | {trained.type: trained}
 
 
 def _tree(

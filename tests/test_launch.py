@@ -62,7 +62,7 @@ for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     with contextlib.suppress(OSError):  # gone while we looked
         lines += path.read_bytes()
 report = pathlib.Path(os.environ["REPORT"])
-shown = [name for name in json.loads(os.environ["LOOK_FOR"]) if os.environ[name].encode() in lines]
+shown = [name for name in json.loads(os.environ["SECRET"]) if os.environ[name].encode() in lines]
 draft = report.with_suffix(".part")
 draft.write_text(json.dumps({"pid": os.getpid(), "words": sys.argv[1:], "ranks": here, "shown": shown}))
 draft.rename(report)
@@ -334,10 +334,11 @@ class Job:
             "NUM_GPUS": "8",
             "NUM_CPUS": "12",
             "http_proxy": "http://127.0.0.1:9",  # nobody listens there
-            "PASS_ENV": "REPORT RANKS LOOK_FOR",
+            "PASS_ENV": "REPORT RANKS LOOK_FOR SECRET",
+            "SECRET": json.dumps(list(SECRETS)),
             "REPORT": str(here / "report.json"),
             "RANKS": str(ranks),
-            "LOOK_FOR": json.dumps([*SECRETS, "no_proxy"]),
+            "LOOK_FOR": json.dumps([*SECRETS, "no_proxy", "TENSORBOARD_DIR"]),
             **environment,
         }
         job = subprocess.Popen(
@@ -401,6 +402,7 @@ def test_two_hosts_from_start_to_end(job: Job) -> None:
     assert len({rank["host"] for rank in report["ranks"]}) == 2
     for rank in report["ranks"]:
         assert {"127.0.0.1", "127.0.0.2"} <= set(rank["environment"].pop("no_proxy").split(","))
+        assert rank["environment"].pop("TENSORBOARD_DIR") == str(job.run / "tensorboard")
     assert [rank["environment"] for rank in report["ranks"]] == [SECRETS, SECRETS]
     assert report["shown"] == []
     check_command_line(report["words"])

@@ -258,6 +258,7 @@ def main() -> int:
     os.environ.update(config.environment)
     os.environ.update(expected(config.hosts))
     os.environ["RAY_ADDRESS"] = config.address
+    os.environ["TENSORBOARD_DIR"] = str(config.run / "tensorboard")  # or slime writes below its working folder
     sys.path[:0] = import_paths()
     become_subreaper()
     check_packages(config)

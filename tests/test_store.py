@@ -203,14 +203,14 @@ def test_an_interrupted_append_leaves_no_half_frame(
     path = tmp_path / "a.records"
     with StoreWriter(path) as store:
         store.append(running)
-        whole = store._write
+        usual = os.write
 
-        def half(data: bytes) -> None:
-            whole(data[: len(data) // 2])
+        def half(descriptor: int, data: bytes) -> int:
+            usual(descriptor, data[: len(data) // 2])
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "_write", half)
+            patch.setattr(os, "write", half)
             with pytest.raises(KeyboardInterrupt):
                 store.append(weather)
         store.append(weather)

@@ -34,6 +34,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from slime_plugin.appending import append_whole
 from slime_plugin.errors import RecordError, StoreError
 from slime_plugin.record.interchange import VERSION, check_version
 from slime_plugin.record.schema import Record, record_label
@@ -93,16 +94,10 @@ class StoreWriter:
         frame = _frame(_encode(record))
         start = os.fstat(self._file.fileno()).st_size
         try:
-            self._write(frame)
-            if self.durable:
-                os.fsync(self._file.fileno())
-        except BaseException as error:
-            try:
-                self._file.truncate(start)  # a partial frame would corrupt the next
-            except OSError:
-                self._file.close()  # refuse further records
-            if not isinstance(error, OSError):
-                raise
+            append_whole(self._file.fileno(), frame, sync=self.durable)
+        except OSError as error:
+            if os.fstat(self._file.fileno()).st_size > start:
+                self._file.close()  # a part of the record could not be removed: what comes after it could not be read
             raise StoreError(
                 f"{self.path}: {record.label} was not written: {error.strerror}; the {start} bytes before it are "
                 "intact - free some space and append it again"
@@ -132,11 +127,6 @@ class StoreWriter:
                 raise StoreError(f"{self.path}: cannot be locked: {error.strerror}; use a local disk") from error
         raise StoreError(f"{self.path}: another writer has it open; give every writer a file of its own")
 
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
-
     def _resume(self) -> None:
         """Write the header of a new file, or truncate a torn tail."""
         size = os.fstat(self._file.fileno()).st_size
@@ -144,7 +134,7 @@ class StoreWriter:
             if size and not _HEADER.pack(MAGIC, STORE_VERSION, 0).startswith(self._read_all()):
                 raise StoreError(f"{self.path}: not a record store; it will not be overwritten")
             self._file.truncate(0)
-            self._write(_HEADER.pack(MAGIC, STORE_VERSION, 0))
+            append_whole(self._file.fileno(), _HEADER.pack(MAGIC, STORE_VERSION, 0))
             return
         with open(self.path, "rb") as file:
             for found in _frames(file, self.path, is_writer=True):

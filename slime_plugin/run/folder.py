@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime_plugin.appending import complete_lines
 from slime_plugin.errors import MemoryWalkerError
 
 
@@ -97,12 +98,10 @@ class RunFolder:
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yield every complete line; an incomplete last one, left by a crash, is skipped."""
         try:
-            lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = complete_lines(self.metrics)
         except FileNotFoundError:
             return
         for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
-                return
             try:
                 value = json.loads(line)
             except ValueError as error:

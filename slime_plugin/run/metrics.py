@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol
 
+from slime_plugin.appending import append_whole, cut_incomplete_line
 from slime_plugin.config.custom import load_object
 from slime_plugin.config.tracking import Tracking, Wandb
 from slime_plugin.errors import ConfigError, MemoryWalkerError
@@ -51,7 +52,7 @@ class Metrics:
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  # closed by close()
-            self._file.truncate(self._path.read_bytes().rfind(b"\n") + 1)  # cut an incomplete line of a killed writer
+            cut_incomplete_line(self._file.fileno(), self._path)
         except OSError as error:
             raise self._unwritable(error) from error
         with contextlib.ExitStack() as stack:
@@ -67,14 +68,9 @@ class Metrics:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line. When this returns, every reader sees it."""
-        data = _to_json(line).encode()
-        start = self._file.seek(0, os.SEEK_END)
         try:
-            while data:  # a full disk may take a part; then the next call raises
-                data = data[self._file.write(data) :]
+            append_whole(self._file.fileno(), _to_json(line).encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(start)
             raise self._unwritable(error) from error
         kind = line["kind"]
         scalars = dict(scalars_of(line))

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugin.appending import append_whole, complete_lines, cut_incomplete_line
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.rollout.engine.engine import Generation
 from slime_plugin.tap.blocks import Block, Turn, parse_turn
@@ -41,7 +42,6 @@ class Log:
         except OSError:
             self.close()
             raise LogError(f"{path}: another tap writes to it; end that one, or choose another folder") from None
-        self._length = os.fstat(self._file).st_size
         self._failure: str | None = None
         self._written_nodes = 1  # the root is not written
         self._written_keys: set[str] = set()
@@ -70,24 +70,18 @@ class Log:
         own = [node for node in new_nodes if node.block is not None and node.block.turn and node.block.turn.id in turns]
         before = [self._node_entry(node, keys) for node in new_nodes if node not in own]
         lines = [*before, *entries, *(self._node_entry(node, keys) for node in own)]
-        left = data = b"".join(orjson.dumps(line) + b"\n" for line in lines)
         try:
-            while left:  # a full disk or a signal may leave a part
-                left = left[os.write(self._file, left) :]
+            append_whole(self._file, b"".join(orjson.dumps(line) + b"\n" for line in lines))
         except OSError as error:
             self._failure = f"{self.path}: cannot be written: {error.strerror}; free some space and try again"
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._length)
             raise LogError(self._failure) from error
-        self._length += len(data)
         self._written_nodes += len(new_nodes)
         self._written_keys |= keys
 
     def read_back(self) -> list[dict[str, Any]]:
         """Read the entries, and truncate an incomplete last line."""
         entries = read_log(self.path)
-        self._length = self.path.read_bytes().rfind(b"\n") + 1
-        os.ftruncate(self._file, self._length)
+        cut_incomplete_line(self._file, self.path)
         return entries
 
     def mark_written(self, contexts: ContextTree) -> None:
@@ -129,11 +123,9 @@ def turn_entry(turn: Turn) -> dict[str, Any]:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Read the entries of a log. An incomplete last line is skipped."""
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = complete_lines(path)
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error.strerror}") from error
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()
     if not lines:
         raise LogError(f"{path}: holds no complete line; delete it")
     entries = []

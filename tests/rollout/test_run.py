@@ -134,14 +134,15 @@ def test_a_question_that_the_engine_refuses_does_not_stop_the_others(tmp_path: P
 def test_a_disk_that_is_full_ends_the_run_and_loses_no_written_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = StoreWriter._write
+    usual, store = os.write, tmp_path / STORE
 
-    def full(self: StoreWriter, data: bytes) -> None:
-        if os.fstat(self._file.fileno()).st_size > 1500:
+    def full(descriptor: int, data: bytes) -> int:
+        found = os.fstat(descriptor)
+        if store.exists() and os.path.samestat(found, store.stat()) and found.st_size > 1500:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written(self, data)
+        return usual(descriptor, data)
 
-    monkeypatch.setattr(StoreWriter, "_write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(StoreError, match="was not written: No space left on device"):
         played(searching(), tmp_path)
     monkeypatch.undo()

@@ -141,7 +141,7 @@ def test_a_log_that_cannot_be_written_keeps_what_was_answered(
             return usual(file, data[:part])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slime_plugin.tap.session_log.os.write", write)
+    monkeypatch.setattr(os, "write", write)
 
     async def story(client: Client) -> None:
         nonlocal full

@@ -1,4 +1,4 @@
-"""Files that grow by whole entries. A process that dies while it writes leaves an incomplete entry at most, the last."""
+"""Files that grow by whole entries. A process that dies while writing leaves at most one incomplete entry, the last."""
 
 from __future__ import annotations
 

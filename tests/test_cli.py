@@ -72,6 +72,17 @@ def test_layout_json_of_the_packings(packing: str) -> None:
         assert row["position"][8] == 7, "y8 follows seven live tokens, though eight tape tokens precede it"
 
 
+def test_layout_takes_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name = "examples.methods.last_branch:LastBranch"
+    value = layout_json(RUNNING, "--method", name)
+    assert (value["method"], [len(row["tokens"]) for row in value["rows"]]) == (name, [11])
+    assert value["counts"]["lost"] == {"before the last edit": 8}
+    refused = run("layout", RUNNING, "--method", name, "--budget", "9")
+    assert (refused.exit_code, "--budget: not a setting of" in refused.stderr) == (2, True)
+    assert "no method 'mask4'; use 'mask4d'" in run("layout", RUNNING, "--method", "mask4").stderr
+
+
 def test_layout_takes_a_configuration_or_options_but_not_both() -> None:
     config = str(ROOT / "configs/methods/mask4d.yaml")
     assert layout_json(RUNNING, "--config", config) == layout_json(RUNNING, "--method", "mask4d")

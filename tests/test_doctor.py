@@ -231,6 +231,17 @@ def test_a_configuration_that_cannot_be_trained() -> None:
     assert ranks["found"].startswith("1000 (tp 1 x pp 1 x cp 1 x dp 1000), ")
 
 
+@pytest.mark.usefixtures("quick")
+def test_wrong_settings_of_a_method_of_ones_own_are_a_finding() -> None:
+    method = "method={type: 'examples.methods.last_branch:LastBranch', max_logdif: 2}"
+    code, findings = found(QUICKSTART, method, "trainer.steps=7")
+    problems = [finding["found"] for finding in findings["configuration"]]
+    assert code == 1
+    assert any("method: max_logdif: unknown key; use 'max_logdiff'" in problem for problem in problems)
+    assert any(problem.startswith("trainer.steps: ") for problem in problems), "and everything else"
+    assert findings["Python"][0]["status"] == "ok"
+
+
 def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"name": "H800", "free": 79e9, "total": 80e9}
     monkeypatch.setattr(machine, "probe", lambda packages: Probe((gpu, gpu)))

@@ -20,7 +20,6 @@ from typing import Any
 
 from slime_plugin.agents import AgentTask, Driver, Finished, any_thread_of, run_agent
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import Mask4d
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.record import Meta, Record, RolloutReport
@@ -228,11 +227,6 @@ def check_black_box(cell: Cell, driver: Driver[Any]) -> None:
                 "pip install 'memorywalker[tap]'"
             )
     driver.program()
-    if isinstance(cell.method, Mask4d) and cell.method.packing == "union":
-        raise ConfigError(
-            f"method.packing: union needs to know when each token left the context, which {cell.harness.type} does not "
-            "report; use packing trie, which shares what is equal"
-        )
     if cell.tools:
         names = ", ".join(tool.type for tool in cell.tools)
         raise ConfigError(f"tools: {cell.harness.type} has tools of its own, and would not see {names}; leave them out")

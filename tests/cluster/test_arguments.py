@@ -139,6 +139,7 @@ def test_a_misspelt_word_of_a_command_line_is_named() -> None:
         (("method.ema=0.9",), "slime's checkpoints do not hold the moving average"),
         (("rollout.temperature=0.7",), "use temperature 1"),
         (("method={type: mask4d, packing: union}",), "union is a diagnostic"),
+        (("method={type: 'examples.methods.last_branch:LastBranch', max_logdif: 2}",), "method: max_logdif: unknown"),
         (
             ("cluster.engine_gpus=8", "cluster.gpus=24", "trainer.tp=1", "trainer.sp=false", "cluster.engine_gpus=3"),
             "3 GPUs and 8 key-value heads",

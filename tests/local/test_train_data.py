@@ -15,6 +15,7 @@ from slime_plugin.config.method import METHODS, LogitTree, Mask4d, Method, Naive
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample, recorded_samples
+from slime_plugin.methods import lay_out
 from slime_plugin.record import Meta, Record
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.batch import Batch, batch_of
@@ -90,6 +91,24 @@ def test_a_rollout_that_is_left_out_stays_as_an_idle_row() -> None:
     assert data["rollout_ids"] == [0, 1, 2, 3], "steps are formed by counting rollouts"
     assert (len(data["tokens"][row]), data["loss_masks"][row].tolist(), data["rewards"][row]) == (2, [0], 0.0)
     assert data["rewards"][0] == 0.0, "alone in its group now"
+
+
+@pytest.mark.parametrize("cause", ["aborted", "removed"])
+def test_a_rollout_that_is_left_out_may_be_more_than_can_be_laid_out(cause: str) -> None:
+    rewards = 2 * (1.0, 0.5, 0.0, 0.25)
+    longest = [max(len(row) for row in lay_out(r.record, LogitTree()).rows) for r in batch(rewards)]
+    worst = longest.index(max(longest))
+    budget = sorted(longest)[-2]
+    statuses = tuple("aborted" if cause == "aborted" and i == worst else "completed" for i in range(len(rewards)))
+    samples = samples_of(batch(rewards, statuses))
+    samples[worst].remove_sample = cause == "removed"
+    made = Batch.of(samples, Cell(method=Mask4d(budget=budget)))
+    sampled = record_of(samples[worst]).sampled
+    assert made.metrics()["lost"] == {cause: sampled}
+    assert made.metrics()["trained"] == made.metrics()["sampled"] - sampled
+    data = made.train_data()
+    (row,) = (i for i, rollout in enumerate(data["rollout_ids"]) if rollout == worst)
+    assert (len(data["tokens"][row]), data["rollout_mask_sums"][row], data["rewards"][row]) == (2, 0, 0.0)
 
 
 def test_a_batch_of_which_nothing_can_be_trained_is_an_error() -> None:

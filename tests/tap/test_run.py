@@ -205,7 +205,6 @@ def test_a_rollout_that_is_stopped_counts_what_was_being_sampled() -> None:
         (settings({"asks": "many"}), "harness: asks"),
         (settings({"train": {"summaries": -1}}), "harness: train.summaries"),
         (settings({"program": "nowhere"}), "harness.program: nowhere is not an executable"),
-        (settings(method={"type": "mask4d", "packing": "union"}), "union needs to know when each token left"),
         (settings(tools=[{"type": "search", "backend": {"type": "bm25", "corpus": "x"}}]), "has tools of its own"),
     ],
 )

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import unittest.mock as mock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +21,18 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from slime_plugin.config.method import Mask4d, Method, NaiveCompressed
+from slime_plugin.local.compare import time_training
 from slime_plugin.local.compare_run import CompareSettings, compare_run
+from slime_plugin.local.rank import Rank
+from slime_plugin.local.scorer import ScoredIteration, Scorer
+from slime_plugin.methods import lay_out
 from slime_plugin.record import Meta, Record, StoreWriter, dump_record
 from slime_plugin.report.comparison_table import comparison_table, verdict
 from slime_plugin.run.folder import RunFolder
+from slime_plugin.slime import batch
+from slime_plugin.slime.args import args_of
+from slime_plugin.train.ranks import OnProgress, run_ranks
 from tests.cli import INTERRUPTIBLE, Result, run
 from tests.train import oracle
 from tests.train.test_score import WITHOUT_TORCH, in_session
@@ -249,6 +258,21 @@ def test_updates_are_timed_where_most_was_edited(compared: tuple[Run, Result]) -
     assert value["methods"]["naive_compressed"]["cost"] == 1.0
     assert all(part["cost"] > 0 and part["seconds"] > 0 for part in value["methods"].values())
     assert "float32" in value["machine"]
+
+
+def layouts_while_timing(on_progress: OnProgress, timed: ScoredIteration, scorer: Scorer, repeats: int) -> int:
+    rank = Rank(args_of(scorer.cell(timed.model, scorer.methods[0])))
+    with mock.patch.object(batch, "lay_out", wraps=lay_out) as counted:
+        time_training(on_progress, timed, scorer, rank, repeats)
+    return counted.call_count
+
+
+@pytest.mark.parametrize("methods", [(NaiveCompressed(),), (NaiveCompressed(), Mask4d())], ids=len)
+def test_every_timed_repetition_lays_out(trained: Run, methods: tuple[Method, ...]) -> None:
+    records = tuple(scored.record for scored in trained.scored if scored.iteration == 0)
+    timed = ScoredIteration(0, trained.folder.weights(0), records)
+    (layouts,) = run_ranks(1, layouts_while_timing, timed, Scorer(methods), 2)
+    assert layouts == len(methods) * (1 + 2) * len(records)
 
 
 def test_a_person_can_read_it(compared: tuple[Run, Result]) -> None:

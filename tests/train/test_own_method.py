@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,20 +13,25 @@ import torch
 from hypothesis import given
 from transformers import Qwen3ForCausalLM
 
+from examples.methods.last_branch import LastBranch
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
-from slime_plugin.config.method import CustomMethod, NaiveCompressed
-from slime_plugin.errors import ConfigError
+from slime_plugin.config.method import CustomMethod, Distillation, Mask4d, NaiveCompressed
+from slime_plugin.errors import ConfigError, LayoutError
 from slime_plugin.local.compare_run import CompareSettings, compare_run
 from slime_plugin.local.sample import recorded_samples
 from slime_plugin.local.score import score_records
 from slime_plugin.local.scorer import Scorer
-from slime_plugin.methods import lay_out, method_of
+from slime_plugin.methods import Layout, Row, TrainedTokens, lay_out, method_of, teachers_of
+from slime_plugin.methods.mask4d import Mask4dMethod
+from slime_plugin.methods.naive_compressed import NaiveCompressedMethod
 from slime_plugin.planner.job import GPUS
 from slime_plugin.planner.plan import plan_job
-from slime_plugin.record import StoreWriter
+from slime_plugin.record import Record, StoreWriter, dump_record
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.slime.batch import Batch
+from slime_plugin.slime.refusals import training_problems
+from slime_plugin.tree import Trajectory, diverging_leaves
 from tests.cli import run
 from tests.histories import Rollout, histories
 from tests.train import oracle
@@ -132,6 +139,92 @@ def test_a_job_is_planned_by_its_cost() -> None:
     plan = plan_job(cell, GPUS["h100"])
     assert plan.job.rows == plan.methods[NAME]
     assert (plan.job.rows.tokens, plan.job.rows.longest) == (plan.job.workload.final, cell.rollout.context_tokens)
+
+
+class HalvedPerEdit(Mask4dMethod[Mask4d]):
+    """A token counts half as much for every edit before it: what that takes travels beside the tokens of a tree."""
+
+    def columns(self, trajectory: Trajectory, row: Row) -> dict[str, np.ndarray]:
+        return {"edits": trajectory.born[row.tape]}
+
+    def token_factors(self, tokens: TrainedTokens) -> Any:
+        return 0.5 ** tokens.columns["edits"]
+
+
+def edits_before(record: Record, position: int) -> int:
+    return next(k for k, view in enumerate(record.views) if any(a <= position < b for a, b in view))
+
+
+@pytest.mark.parametrize("split", ["one process", "tp2 pp2 sp", "cp2 dp2", "dp3"])
+def test_columns_of_its_own_reach_the_loss(truth: Truth, split: str) -> None:
+    settings, replicas = SPLITS[split]
+    rollouts = [
+        oracle.with_weights(r, [[p, p + 1, 0.5 ** edits_before(r.record, p)] for p in r.live]) for r in truth.rollouts
+    ]
+    model = oracle.load_model(truth.folder, torch.float64)
+    scores = [oracle.score_live(model, rollout) for rollout in truth.rollouts]
+    loss = oracle.grpo(scores, rollouts, truth.references, truth.objective)
+    method = CustomMethod(type=f"{__name__}:HalvedPerEdit")
+    (outcome,) = outcomes(truth.job(dtype=torch.float64, **settings), [method], replicas)
+    assert outcome.sums["loss"] == pytest.approx(loss.item(), rel=1e-9)
+    assert worst(outcome, oracle.gradients(model, loss))[0] < 1e-9
+
+
+class TooFew(HalvedPerEdit):
+    def columns(self, trajectory: Trajectory, row: Row) -> dict[str, np.ndarray]:
+        return {"edits": trajectory.born[row.tape][1:]}
+
+
+def test_a_column_has_a_number_per_token(truth: Truth) -> None:
+    method = CustomMethod(type=f"{__name__}:TooFew")
+    with pytest.raises(LayoutError, match=r"column 'edits' of .*:TooFew has \d+ numbers for a row of \d+ tokens"):
+        Batch.for_scoring([truth.rollouts[0].record], method).train_data()
+
+
+class OwnTeacher(NaiveCompressedMethod[Distillation]):
+    """SDCC again, with nothing of its settings type or its file."""
+
+    Settings = Distillation
+
+    @property
+    def distillation(self) -> Distillation:
+        return self.settings
+
+    def lay_out(self, trajectory: Trajectory) -> Layout:
+        leaves = diverging_leaves(trajectory)
+        return replace(self.lay_out_with(trajectory, leaves), teachers=teachers_of(trajectory, leaves))
+
+
+@pytest.mark.parametrize("split", ["one process", "cp2 dp2"])
+def test_a_teacher_of_its_own(truth: Truth, split: str) -> None:
+    settings, replicas = SPLITS[split]
+    loss, gradients = truth.distilled(torch.float64, 0.7)
+    method = CustomMethod.model_validate({"type": f"{__name__}:OwnTeacher", "weight": 0.7, "warmup": 0.0})
+    (outcome,) = outcomes(truth.job(dtype=torch.float64, **settings), [method], replicas)
+    assert outcome.sums["loss"] == pytest.approx(loss, rel=1e-9)
+    assert worst(outcome, gradients)[0] < 1e-9
+
+
+class Diagnostic(LastBranch):
+    @property
+    def only_scored(self) -> bool:
+        return True
+
+
+def test_a_method_that_is_only_scored_is_not_trained() -> None:
+    cell = Cell(method=CustomMethod(type=f"{__name__}:Diagnostic"))
+    assert any(f"{__name__}:Diagnostic is a diagnostic for score" in problem for problem in training_problems(cell))
+
+
+def test_commands_take_its_import_path(truth: Truth, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(dump_record(rollout.record) + "\n" for rollout in truth.rollouts))
+    result = run("score", str(file), "--model", str(truth.folder), "--method", NAME, "--dtype", "float64", "--json")
+    assert result.exit_code == 0, result.stderr
+    value = json.loads(result.stdout)
+    assert value["summary"]["method"] == {"type": NAME}
+    assert value["summary"]["lost"] == {"before the last edit": lost(truth)}
+    assert len(value["tokens"]) == sum(len(after_the_last_edit(rollout)) for rollout in truth.rollouts)
 
 
 def test_its_settings_are_checked() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
@@ -15,6 +13,7 @@ import click
 
 from slime_plugin.cli.output import shown_stages
 from slime_plugin.rollout.server import Flags, Server, chosen_device
+from slime_plugin.run.signals import StopSignals
 
 _COUNT = click.IntRange(min=1)
 
@@ -78,7 +77,7 @@ def engine(
         model.absolute(), chosen_device(device), dtype, tp, max_total_tokens, context_length, seeded=seeded, extra=extra
     )
     server = Server(flags, host=host, port=port, log=log)
-    with _signals_raise():
+    with StopSignals(_leave, always=(signal.SIGINT, signal.SIGTERM)):
         try:
             server.start()
             with shown_stages() as on_progress:
@@ -92,19 +91,6 @@ def engine(
             server.stop()
 
 
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise as SIGINT does, which also raises if the parent process ignores it."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: leave}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        handlers[signal.SIGHUP] = leave
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise on every signal, so that the server is stopped."""
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,14 +25,13 @@ from slime_plugin.run import settings
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import Metrics, truncate_metrics
 from slime_plugin.run.processes import Ledger, end_leftovers, is_alive
+from slime_plugin.run.signals import Interrupt, StopSignals
 from slime_plugin.slime.args import args_of
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Ray's object store; a batch of rollouts is a few megabytes."""
 POLL_S = 0.2
 """Between two queries of an actor's progress."""
-SIGNAL_DEBOUNCE_S = 1.0
-"""Signals within this time count as one: a terminal and its supervisor may both send one."""
 
 
 class Progress(Protocol):
@@ -54,7 +51,7 @@ def train(
 ) -> None:
     """Train a cell in a folder; with ``recorded`` on the rollouts of another run, without an engine."""
     with contextlib.ExitStack() as stack:
-        interrupts = stack.enter_context(_Interrupts())
+        interrupts = stack.enter_context(StopSignals(Interrupt()))
         stack.enter_context(settings.opened(folder, cell, resume=resume, recorded=recorded))
         end_leftovers(folder.processes)
         begin = max(checkpoint.checkpoints(folder), default=0)
@@ -72,7 +69,7 @@ def train(
 
 @contextlib.contextmanager
 def _started(
-    cell: Cell, folder: RunFolder, begin: int, recorded: RunFolder | None, progress: Progress, interrupts: _Interrupts
+    cell: Cell, folder: RunFolder, begin: int, recorded: RunFolder | None, progress: Progress, interrupts: StopSignals
 ) -> Iterator[_Actors]:
     """Start the actors of a run, ready for iteration ``begin``; end every process of theirs afterwards."""
     import ray
@@ -100,7 +97,7 @@ def _started(
             _node_ip_address="127.0.0.1",
             _temp_dir=str(ledger.scratch),
         )
-        interrupts.take()  # Ray has just installed a handler of its own
+        interrupts.handle()  # Ray has just installed a handler of its own
         ledger.update()
         actors = _Actors(cell, folder, recorded, ledger.scratch)
         actors.start(begin, progress)
@@ -280,38 +277,3 @@ def _readable_error(error: Exception, ended: str | None, folder: RunFolder) -> E
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     why = lines[-1] if lines else type(error).__name__
     return MemoryWalkerError(f"a process of the run has exited ({why}); see {folder.logs}, and continue with --resume")
-
-
-class _Interrupts:
-    """Handles SIGINT, SIGTERM and SIGHUP alike, except for those that were ignored before."""
-
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-        self._last = -SIGNAL_DEBOUNCE_S
-
-    def __enter__(self) -> _Interrupts:
-        if threading.current_thread() is threading.main_thread():  # signals reach no other
-            found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-            self._before = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
-        self.take()
-        return self
-
-    def take(self) -> None:
-        """Raise KeyboardInterrupt on these signals from now on."""
-        self._all(self._interrupt)
-
-    def ignore(self) -> None:
-        self._all(signal.SIG_IGN)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _all(self, handler: Any) -> None:
-        for number in self._before:
-            signal.signal(number, handler)
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        since, self._last = time.monotonic() - self._last, time.monotonic()
-        if since > SIGNAL_DEBOUNCE_S:
-            raise KeyboardInterrupt

@@ -219,12 +219,9 @@ class SglangEngine:
         if await self._abort_at(self._url, name) != 404:
             return
         try:
-            async with self._session.get(
-                f"{self._url}/workers", timeout=aiohttp.ClientTimeout(total=ABORT_TIMEOUT_S)
-            ) as answer:
-                urls = [str(worker["url"]) for worker in orjson.loads(await answer.read())["workers"]]
-        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
-            _log.info("%s knows neither /abort_request nor /workers: %s", self._url, _reason(error))
+            urls = await worker_urls(self._session, self._url, ABORT_TIMEOUT_S)
+        except EngineError as error:
+            _log.info("%s knows no /abort_request, and %s", self._url, error)
             return
         await asyncio.gather(*(self._abort_at(url, name) for url in urls))
 
@@ -245,6 +242,15 @@ class SglangEngine:
         if self._http is None:
             raise RuntimeError("enter the engine first: async with SglangEngine(...) as engine")
         return self._http
+
+
+async def worker_urls(http: aiohttp.ClientSession, router: str, seconds: float) -> list[str]:
+    """Return the URLs of the servers behind a router, which itself forwards only turns."""
+    try:
+        async with http.get(f"{router}/workers", timeout=aiohttp.ClientTimeout(total=seconds)) as answer:
+            return [str(worker["url"]) for worker in orjson.loads(await answer.read())["workers"]]
+    except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:  # it may be any JSON
+        raise EngineError(f"{router}/workers lists no servers: {_reason(error)}") from error
 
 
 async def _wait(seconds: float, stop: asyncio.Event | None, *tasks: asyncio.Future[Any]) -> None:

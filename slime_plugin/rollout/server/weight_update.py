@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from slime_plugin.rollout.engine.engine import EngineError
+from slime_plugin.rollout.engine.sglang_client import worker_urls
 
 TIMEOUT_S = 1800.0
 """For loading weights."""
@@ -22,11 +23,10 @@ async def update_weights(url: str, model: Path, version: str) -> None:
     body = {"model_path": str(model.resolve()), "weight_version": version, "flush_cache": True}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
         try:
-            if await _update(http, url, body) == 404:  # a router, which forwards only requests for turns
-                async with http.get(f"{url}/workers") as answer:
-                    urls = [str(worker["url"]) for worker in (await answer.json())["workers"]]
+            if await _update(http, url, body) == 404:  # a router
+                urls = await worker_urls(http, url, TIMEOUT_S)
                 await asyncio.gather(*(_update(http, each, body) for each in urls))
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"the engine at {url} did not take the weights in {model}: {error}") from error
 
 

@@ -49,10 +49,10 @@ class SessionConversations:
 
 @dataclass(frozen=True, eq=False)
 class _Draft:
-    """A conversation under construction."""
+    """A conversation as far as it is known: before its breaks are explained."""
 
     kind: TurnKind
-    chains: list[Chain]
+    chains: tuple[Chain, ...]
 
     @property
     def first(self) -> Turn:
@@ -106,14 +106,14 @@ def _join(chains: Chains, own: list[Chain], *, is_subagent: bool) -> list[_Draft
         if first.purpose == "auxiliary" or (with_tools and not first.tools):
             kind = "auxiliary"
         elif (draft := _continued(chains, chain, drafts, main)) is not None:
-            draft.chains.append(chain)
+            drafts[drafts.index(draft)] = _Draft(draft.kind, (*draft.chains, chain))
             continue
         elif main is None:
             kind = "subagent" if is_subagent else "main"
         else:
             shares_context = chain.forked is not None or bool(chains.shown_to(first))
             kind = "subagent" if first.tools and not shares_context else "auxiliary"
-        drafts.append(_Draft(kind, [chain]))
+        drafts.append(_Draft(kind, (chain,)))
     return drafts
 
 

@@ -6,7 +6,7 @@ The command line prints every :class:`MemoryWalkerError` without a traceback; an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -57,6 +57,13 @@ class RecordError(MemoryWalkerError):
     def lines(self) -> list[str]:
         """One line per defect, each naming the record."""
         return [f"{self.where}: {defect}" for defect in self.defects]
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise :class:`ConfigError` with a line for each problem, if there is one."""
+    lines = list(problems)
+    if lines:
+        raise ConfigError("\n".join(lines))
 
 
 def nearest(word: object, words: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from slime_plugin.cli.output import console, log_line
 from slime_plugin.cli.scoring import check_trainer, parallelism, progress_bar
 from slime_plugin.config.method import METHODS, Method
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.local.compare_run import CompareSettings, compare_records, compare_run, folder_of_stores
+from slime_plugin.local.compare_run import compare_records, compare_run, folder_of_stores
+from slime_plugin.local.scorer import CompareSettings
 from slime_plugin.methods import DENOMINATOR
 from slime_plugin.report.comparison_table import comparison_table, heading, verdict
 from slime_plugin.run.folder import RunFolder

@@ -22,8 +22,9 @@ from slime_plugin.cli.train import train_cell
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.method import Method
 from slime_plugin.config.overrides import load_cell
-from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.local.compare_run import CompareSettings, compare_run
+from slime_plugin.errors import ConfigError, MemoryWalkerError, refuse
+from slime_plugin.local.compare_run import compare_run
+from slime_plugin.local.scorer import CompareSettings
 from slime_plugin.report.charts import check_plotly
 from slime_plugin.report.formatting import format_duration
 from slime_plugin.report.headline import sentences_of_all
@@ -164,9 +165,7 @@ def _plan(words: Sequence[str], out: Path, methods: Sequence[str]) -> list[Matri
                 )
             cell = load_cell(config, [*overrides, f"method={method}"])
             entries[folder.path] = MatrixCell(config, cell, folder)
-    problems = list(dict.fromkeys(line for entry in entries.values() for line in _problems(entry)))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(dict.fromkeys(line for entry in entries.values() for line in _problems(entry)))
     return list(entries.values())
 
 

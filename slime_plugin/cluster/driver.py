@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slime_plugin.cluster.flags import check_command_line
-from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.errors import ConfigError, MemoryWalkerError, refuse
 from slime_plugin.slime.contract import contract_problems
 from slime_plugin.slime.refusals import check_args
 
@@ -24,9 +24,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     try:
         check_command_line(words)
-        problems = list(contract_problems())
-        if problems:
-            raise ConfigError("\n".join(problems))
+        refuse(contract_problems())
         train = slime_train()
         args = parsed(words)
         check_args(args)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-from slime_plugin.errors import ConfigError, nearest
+from slime_plugin.errors import ConfigError, nearest, refuse
 from slime_plugin.slime.refusals import flag_problem
 
 MANY = "+"
@@ -45,8 +45,7 @@ def check_command_line(words: Iterable[str]) -> None:
                 problems.append(f"command line: {problem}")
         except ConfigError as error:
             problems.append(str(error))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(problems)
 
 
 def _split(words: Iterable[str]) -> list[tuple[str, list[str]]]:

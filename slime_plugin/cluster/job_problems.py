@@ -9,15 +9,13 @@ from slime_plugin.agents import driver_for
 from slime_plugin.agents.environment import check_black_box
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import NO_MODEL, NO_QUESTIONS, Cell
-from slime_plugin.errors import ConfigError
+from slime_plugin.errors import ConfigError, refuse
 from slime_plugin.slime.refusals import lost_on_resume, nearest_divisors, settings_problems
 
 
 def check_job(cell: Cell, where: str, missing: Iterable[str] = ()) -> None:
     """Raise :class:`ConfigError` with all problems of a cell, and what is missing; ``where`` names its file."""
-    problems = [*job_problems(cell), *missing]
-    if problems:
-        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+    refuse(f"{where}: {problem}" for problem in (*job_problems(cell), *missing))
 
 
 def job_problems(cell: Cell) -> Iterator[str]:

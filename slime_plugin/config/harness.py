@@ -23,17 +23,9 @@ class SearchR1(Frozen):
     """The control: nothing is ever edited."""
 
     workload: ClassVar = Workload(
-        turns=10,
-        sampled=3_000,
-        tape=12_100,
-        final=12_100,
-        branches=1,
-        branch_tokens=12_100,
-        trie_tokens=12_100,
-        teacher_tokens=0,
-        leaves=0,
-        longest_tape=36_370,
-    )
+        turns=10, sampled=3_000, tape=12_100, final=12_100, branches=1, branch_tokens=12_100,
+        trie_tokens=12_100, teacher_tokens=0, leaves=0, longest_tape=36_370,
+    )  # fmt: skip
 
     type: Literal["search_r1"] = "search_r1"
 
@@ -43,17 +35,9 @@ class TcRag(Frozen):
 
     # three pops of the oldest result
     workload: ClassVar = Workload(
-        turns=10,
-        sampled=3_000,
-        tape=12_100,
-        final=9_400,
-        branches=4,
-        branch_tokens=26_200,
-        trie_tokens=21_400,
-        teacher_tokens=13_900,
-        leaves=2_100,
-        longest_tape=40_182,
-    )
+        turns=10, sampled=3_000, tape=12_100, final=9_400, branches=4, branch_tokens=26_200,
+        trie_tokens=21_400, teacher_tokens=13_900, leaves=2_100, longest_tape=40_182,
+    )  # fmt: skip
 
     type: Literal["tc_rag"] = "tc_rag"
     evict: Literal["oldest", "newest", "largest"] = "oldest"
@@ -69,17 +53,9 @@ class AgentFold(Frozen):
 
     # a fold into 300 sampled tokens above 3,000
     workload: ClassVar = Workload(
-        turns=10,
-        sampled=4_200,
-        tape=13_540,
-        final=2_800,
-        branches=5,
-        branch_tokens=18_740,
-        trie_tokens=14_740,
-        teacher_tokens=4_060,
-        leaves=300,
-        longest_tape=121_000,
-    )
+        turns=10, sampled=4_200, tape=13_540, final=2_800, branches=5, branch_tokens=18_740,
+        trie_tokens=14_740, teacher_tokens=4_060, leaves=300, longest_tape=121_000,
+    )  # fmt: skip
 
     type: Literal["agentfold"] = "agentfold"
     threshold: int = Field(default=3000, ge=1)
@@ -100,17 +76,9 @@ class MemexRL(Frozen):
 
     # two offloads, and a restore before the answer
     workload: ClassVar = Workload(
-        turns=10,
-        sampled=3_000,
-        tape=12_140,
-        final=12_100,
-        branches=4,
-        branch_tokens=26_560,
-        trie_tokens=17_840,
-        teacher_tokens=7_040,
-        leaves=1_500,
-        longest_tape=65_630,
-    )
+        turns=10, sampled=3_000, tape=12_140, final=12_100, branches=4, branch_tokens=26_560,
+        trie_tokens=17_840, teacher_tokens=7_040, leaves=1_500, longest_tape=65_630,
+    )  # fmt: skip
 
     type: Literal["memexrl"] = "memexrl"
     restore: bool = True
@@ -147,17 +115,9 @@ class BlackBox(Frozen):
 
     # begins with 15,000 tokens of instructions and tools, gets 1,500 per call, and compacts once
     workload: ClassVar = Workload(
-        turns=10,
-        sampled=3_600,
-        tape=32_100,
-        final=19_500,
-        branches=2,
-        branch_tokens=47_700,
-        trie_tokens=32_700,
-        teacher_tokens=28_200,
-        leaves=600,
-        longest_tape=82_779,
-    )
+        turns=10, sampled=3_600, tape=32_100, final=19_500, branches=2, branch_tokens=47_700,
+        trie_tokens=32_700, teacher_tokens=28_200, leaves=600, longest_tape=82_779,
+    )  # fmt: skip
 
     program: File | None = None
     """Path of the agent's program. If not set, it is searched in ``.harnesses/bin`` of the current folder, where

@@ -28,7 +28,7 @@ from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
 from slime_plugin.local.sample import recorded_samples
 from slime_plugin.local.score import RecordScore, score_on_rank, summarise_scores
-from slime_plugin.local.scorer import ScoredIteration, Scorer
+from slime_plugin.local.scorer import CompareSettings, ScoredIteration, Scorer, StartProgress
 from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.record import Meta, Record
 from slime_plugin.slime.args import args_of
@@ -134,24 +134,22 @@ class Comparison:
         }
 
 
-def compare(
-    batches: Sequence[ScoredIteration], scorer: Scorer, repeats: int, on_progress: OnProgress = lambda done: None
-) -> Comparison:
-    """Score all batches, and time training ``repeats`` times, if any, on the one with most edits.
+def compare(batches: Sequence[ScoredIteration], settings: CompareSettings, progress: StartProgress) -> Comparison:
+    """Score all batches, and time training, if it is repeated at all, on the one with most edits.
 
-    Start and terminate the processes for that. Progress adds up to :func:`units_of_work`.
+    Start and terminate the processes for that.
     """
-    timed = _timed_batch(batches) if repeats else None
-    work = (list(batches), scorer, timed, repeats)
-    ranks = run_ranks(scorer.parallel.ranks, _compare_rank, *work, on_progress=on_progress)
-    return Comparison(batches, scorer, *ranks[0], timed)
-
-
-def units_of_work(batches: Sequence[ScoredIteration], scorer: Scorer, repeats: int) -> int:
-    """Return the total of the progress of a comparison."""
-    methods = len(scorer.methods)
-    scored = _SCORE * methods * sum(len(batch.records) for batch in batches)
-    return scored + (_UPDATE * methods * (repeats + 1) * len(_timed_batch(batches).records) if repeats else 0)
+    timed = _timed_batch(batches) if settings.repeats else None
+    work = _SCORE * sum(len(batch.records) for batch in batches)
+    if timed is not None:
+        work += _UPDATE * (settings.repeats + 1) * len(timed.records)
+    ranks = run_ranks(
+        settings.parallel.ranks,
+        _compare_rank,
+        *(list(batches), settings, timed),
+        on_progress=progress(len(settings.methods) * work),
+    )
+    return Comparison(batches, settings, *ranks[0], timed)
 
 
 def _timed_batch(batches: Sequence[ScoredIteration]) -> ScoredIteration:
@@ -167,29 +165,28 @@ def _timed_batch(batches: Sequence[ScoredIteration]) -> ScoredIteration:
 def _compare_rank(
     on_progress: OnProgress,
     batches: list[ScoredIteration],
-    scorer: Scorer,
+    settings: CompareSettings,
     timed: ScoredIteration | None,
-    repeats: int,
 ) -> tuple[list[list[list[RecordScore]]], dict[str, list[float]]]:
     """Return the scores of each batch under each method, and the seconds of training as measured on this rank."""
-    rank = Rank(args_of(scorer.cell(batches[0].model, scorer.methods[0])), updates=timed is not None)
+    rank = Rank(args_of(settings.cell(batches[0].model, settings.methods[0])), updates=timed is not None)
 
     def scored(records: int) -> None:
-        on_progress(_SCORE * len(scorer.methods) * records)
+        on_progress(_SCORE * len(settings.methods) * records)
 
     scores: list[list[list[RecordScore]]] = []
     seconds: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):
         if number:
             rank.load_weights(batch.model)
-        scores.append(score_on_rank(scored, batch.records, batch.model, scorer, rank))
+        scores.append(score_on_rank(scored, batch.records, batch.model, settings, rank))
         if timed is not None and timed.iteration == batch.iteration:
-            seconds = time_training(on_progress, timed, scorer, rank, repeats)
+            seconds = time_training(on_progress, timed, settings, rank)
     return scores, seconds
 
 
 def time_training(
-    on_progress: OnProgress, timed: ScoredIteration, scorer: Scorer, rank: Rank, repeats: int
+    on_progress: OnProgress, timed: ScoredIteration, settings: CompareSettings, rank: Rank
 ) -> dict[str, list[float]]:
     """Measure seconds from rollouts to updated weights per repetition: layout, log-probability passes, an update.
 
@@ -197,9 +194,9 @@ def time_training(
     weights change meanwhile, which does not change the time.
     """
     samples = recorded_samples(timed.records)
-    cells = [scorer.cell(timed.model, method) for method in scorer.methods]
+    cells = [settings.cell(timed.model, method) for method in settings.methods]
     seconds: dict[str, list[float]] = {cell.method.type: [] for cell in cells}
-    for repetition in range(repeats + 1):
+    for repetition in range(settings.repeats + 1):
         begin = repetition % len(cells)
         for cell in cells[begin:] + cells[:begin]:
             rank.configure(args_of(cell))  # each time, or guard rails that switched SDCC off would make it cheap

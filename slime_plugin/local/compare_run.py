@@ -21,7 +21,7 @@ from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.method import CustomMethod
 from slime_plugin.config.objective import Objective
 from slime_plugin.errors import ConfigError, MemoryWalkerError
-from slime_plugin.local.scorer import ScoredIteration, Scorer, StartProgress, check_records
+from slime_plugin.local.scorer import CompareSettings, ScoredIteration, StartProgress, check_records
 from slime_plugin.methods import DENOMINATOR
 from slime_plugin.methods.credit import EXCLUDED
 from slime_plugin.record import Record, read_entries
@@ -34,16 +34,6 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 """Called with a line on what is left out and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompareSettings(Scorer):
-    """How runs are compared. Costs are measured against ``DENOMINATOR``, so it is one of the methods."""
-
-    iterations: int | None = 6
-    """Maximum for a training run, evenly spread, with the first and the last; None for all."""
-    repeats: int = 5
-    """Timed updates per method; 0 measures no costs."""
 
 
 _DEFAULTS = CompareSettings()
@@ -174,10 +164,9 @@ def _compare(
         check_records(batch.records, batch.model, settings.parallel)
         if Architecture.read(batch.model) != Architecture.read(first):
             raise ConfigError(f"{batch.model}: has another shape than {first}; are both weights of the same run?")
-    from slime_plugin.local.compare import compare, units_of_work
+    from slime_plugin.local.compare import compare
 
-    advance = progress(units_of_work(found.batches, settings, settings.repeats))
-    comparison = compare(found.batches, settings, settings.repeats, advance)
+    comparison = compare(found.batches, settings, progress)
     value = comparison.to_json() | {"left_out": dict(found.left_out), "skipped": found.skipped}
     if folder is not None:
         _write(folder, comparison, value)

@@ -40,6 +40,16 @@ class Scorer:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareSettings(Scorer):
+    """How runs are compared. Costs are measured against ``DENOMINATOR``, so it is one of the methods."""
+
+    iterations: int | None = 6
+    """Maximum for a training run, evenly spread, with the first and the last; None for all."""
+    repeats: int = 5
+    """Timed updates per method; 0 measures no costs."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScoredIteration:
     """The rollouts of one iteration, and the weights that sampled them."""
 

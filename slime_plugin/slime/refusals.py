@@ -15,7 +15,7 @@ from typing import Any
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import NO_MODEL, NO_QUESTIONS, Cell
 from slime_plugin.config.rollout import Rollout
-from slime_plugin.errors import ConfigError
+from slime_plugin.errors import ConfigError, refuse
 from slime_plugin.methods import method_of
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.hook_names import ROLLOUT_HOOKS, TRAINING_HOOKS
@@ -80,9 +80,7 @@ FORBIDDEN_FLAGS: dict[str, tuple[str, Any, str]] = {
 
 def check_training(cell: Cell) -> None:
     """Raise :class:`ConfigError` with a line for each reason why a cell cannot be trained; it may still be sampled."""
-    problems = list(training_problems(cell))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(training_problems(cell))
 
 
 def training_problems(cell: Cell) -> Iterator[str]:
@@ -108,7 +106,10 @@ def settings_problems(cell: Cell, architecture: Architecture | None) -> Iterator
         yield from method.problems(None if architecture is None else architecture.vocabulary)
     yield from _off_policy(cell.rollout)
     if architecture is not None:
-        yield from _unfit_model(cell, architecture)
+        try:
+            architecture.check_split(cell.trainer.parallel)
+        except ConfigError as error:
+            yield f"trainer: {error}"
 
 
 def nearest_divisors(number: int, wanted: int) -> list[int]:
@@ -133,13 +134,6 @@ def _missing(cell: Cell) -> Iterator[str]:
         yield f"rollout.questions: there is no file {cell.rollout.questions}"
 
 
-def _unfit_model(cell: Cell, architecture: Architecture) -> Iterator[str]:
-    try:
-        architecture.check_split(cell.trainer.parallel)
-    except ConfigError as error:
-        yield f"trainer: {error}"
-
-
 def _uneven_steps(cell: Cell) -> Iterator[str]:
     prompts, samples, steps = cell.trainer.prompts, cell.rollout.samples, cell.trainer.steps
     rollouts = prompts * samples
@@ -160,16 +154,12 @@ def _off_policy(rollout: Rollout) -> Iterator[str]:
             f"rollout.temperature: {rollout.temperature:g}: the engine samples from, and logs, the distribution at "
             "that temperature, and the trainer computes the one at 1, so every ratio would be off; use temperature 1"
         )
-    if rollout.top_p < 1:
-        yield (
-            f"rollout.top_p: {rollout.top_p:g}: tokens come from a part of the distribution while log-probabilities "
-            "are those of all of it, so that training is off-policy; use top_p 1"
-        )
-    if rollout.top_k is not None:
-        yield (
-            f"rollout.top_k: {rollout.top_k}: tokens come from a part of the distribution while log-probabilities "
-            "are those of all of it, so that training is off-policy; use top_k null"
-        )
+    for key, value, right in (("top_p", rollout.top_p, 1), ("top_k", rollout.top_k, None)):
+        if value != right:
+            yield (
+                f"rollout.{key}: {value}: tokens come from a part of the distribution while log-probabilities are "
+                f"those of all of it, so that training is off-policy; use {key} {'null' if right is None else right}"
+            )
 
 
 def flag_problem(name: str, values: Sequence[str]) -> str | None:
@@ -187,9 +177,7 @@ def flag_problem(name: str, values: Sequence[str]) -> str | None:
 
 def check_args(args: Namespace) -> None:
     """Raise :class:`ConfigError` with a line for each reason why the job cannot start."""
-    problems = list(args_problems(args))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    refuse(args_problems(args))
 
 
 def args_problems(args: Namespace) -> Iterator[str]:

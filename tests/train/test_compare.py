@@ -23,9 +23,9 @@ from transformers import Qwen3ForCausalLM
 
 from slime_plugin.config.method import Mask4d, Method, NaiveCompressed
 from slime_plugin.local.compare import time_training
-from slime_plugin.local.compare_run import CompareSettings, compare_run
+from slime_plugin.local.compare_run import compare_run
 from slime_plugin.local.rank import Rank
-from slime_plugin.local.scorer import ScoredIteration, Scorer
+from slime_plugin.local.scorer import CompareSettings, ScoredIteration
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Meta, Record, StoreWriter, dump_record
 from slime_plugin.report.comparison_table import comparison_table, verdict
@@ -260,10 +260,10 @@ def test_updates_are_timed_where_most_was_edited(compared: tuple[Run, Result]) -
     assert "float32" in value["machine"]
 
 
-def layouts_while_timing(on_progress: OnProgress, timed: ScoredIteration, scorer: Scorer, repeats: int) -> int:
-    rank = Rank(args_of(scorer.cell(timed.model, scorer.methods[0])))
+def layouts_while_timing(on_progress: OnProgress, timed: ScoredIteration, settings: CompareSettings) -> int:
+    rank = Rank(args_of(settings.cell(timed.model, settings.methods[0])))
     with mock.patch.object(batch, "lay_out", wraps=lay_out) as counted:
-        time_training(on_progress, timed, scorer, rank, repeats)
+        time_training(on_progress, timed, settings, rank)
     return counted.call_count
 
 
@@ -271,7 +271,7 @@ def layouts_while_timing(on_progress: OnProgress, timed: ScoredIteration, scorer
 def test_every_timed_repetition_lays_out(trained: Run, methods: tuple[Method, ...]) -> None:
     records = tuple(scored.record for scored in trained.scored if scored.iteration == 0)
     timed = ScoredIteration(0, trained.folder.weights(0), records)
-    (layouts,) = run_ranks(1, layouts_while_timing, timed, Scorer(methods), 2)
+    (layouts,) = run_ranks(1, layouts_while_timing, timed, CompareSettings(methods, repeats=2))
     assert layouts == len(methods) * (1 + 2) * len(records)
 
 

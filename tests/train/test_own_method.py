@@ -18,10 +18,10 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.method import CustomMethod, Distillation, Mask4d, NaiveCompressed
 from slime_plugin.errors import ConfigError, LayoutError
-from slime_plugin.local.compare_run import CompareSettings, compare_run
+from slime_plugin.local.compare_run import compare_run
 from slime_plugin.local.sample import recorded_samples
 from slime_plugin.local.score import score_records
-from slime_plugin.local.scorer import Scorer
+from slime_plugin.local.scorer import CompareSettings, Scorer
 from slime_plugin.methods import Layout, Row, TrainedTokens, lay_out, method_of, teachers_of
 from slime_plugin.methods.mask4d import Mask4dMethod
 from slime_plugin.methods.naive_compressed import NaiveCompressedMethod

@@ -30,6 +30,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.rollout.server.ports import bind
 from slime_plugin.tap.limits import ByteBudget, LimitedProtocol, ServerSettings, discard_body, parse_body, read_body
 from slime_plugin.tap.payload import Answer, ClientRequest, Payload, TapError
 from slime_plugin.tap.wire import WIRE_FORMATS, WireFormat
@@ -356,18 +357,14 @@ class TapServer:
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
-    """IPPROTO_TCP is explicit: asyncio sets TCP_NODELAY only then, and without it every answer takes 40 ms longer."""
     host, port = settings.host, settings.port
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it: the kernel resets one whose client leaves an answer unread for this long.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_timeout_s * 1000))
-        listener.bind((host, port))
+        listener = bind(host, port)
     except OSError as error:
-        listener.close()
         where = f"{host}:{port}" if port else host
         raise ListenError(f"cannot listen on {where}: {error.strerror}; choose another --host or --port") from error
+    # Connections inherit it: the kernel resets one whose client leaves an answer unread for this long.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_timeout_s * 1000))
     return listener
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.errors import ConfigError
-from slime_plugin.record import Record
+from slime_plugin.rollout.base_rollout import BaseRollout
 from slime_plugin.rollout.chat import load_chat
 from slime_plugin.rollout.chat.chat import Chat
 from slime_plugin.rollout.editors import Editor, editor_factory
@@ -21,22 +21,8 @@ from slime_plugin.rollout.reward import Outcome, build_reward
 from slime_plugin.rollout.tools import Tool, open_tools
 from slime_plugin.rollout.turn_loop import EditorRollout
 
-
-class RolloutHandle(Protocol):
-    """One rollout."""
-
-    @property
-    def turns(self) -> int:
-        """Turns sampled so far."""
-        ...
-
-    async def run(self) -> Record:
-        """Run to the end and return the record. Raises nothing but cancellation."""
-        ...
-
-    def stop(self) -> None:
-        """End soon as aborted, keeping what was sampled. May be called at any time, any number of times."""
-        ...
+RolloutHandle = BaseRollout[Any]
+"""One rollout, of an editor or of an agent."""
 
 
 class RolloutEnvironment(Protocol):

@@ -8,7 +8,7 @@ lint: .venv
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/shellcheck -x launch/*.sh launch/*.sbatch launch/lib/*.sh docker/build.sh .ci/run
+	.venv/bin/shellcheck -x launch/*.sh launch/*.sbatch launch/lib/*.sh docker/*.sh .ci/run
 	MYPYPATH=launch/lib .venv/bin/mypy launch/lib/*.py docker/*.py
 
 format: .venv

@@ -192,6 +192,8 @@ def grpo(
             policy = torch.max(-ratio * advantage, -torch.clip(ratio, low, high) * advantage)
             log_ratio = float(reference[position]) - new
             reference_kl = torch.exp(log_ratio) - log_ratio - 1
+            if reference_kl > 10:  # nats, the most that a token may add
+                reference_kl = torch.full_like(new, 10.0)
             entropy = -(probabilities * torch.log(probabilities)).sum()
             counts = counts_for(rollout.record, position)
             if counts:  # what counts nothing is not there at all

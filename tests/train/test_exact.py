@@ -113,8 +113,9 @@ def test_in_bfloat16_inside_megatrons_wrapper(truth: Truth, top_k: int | None) -
     """What the wrapper returns is float32, also where nothing is projected."""
     job = truth.job(dtype=torch.bfloat16, wrapped=True)
     tree, distilled = outcomes(job, [Mask4d(), distilling(DISTIL, top_k=top_k)])
-    assert tree.sums["loss"] == pytest.approx(truth.exact(torch.float64)[0], rel=0.1)
-    assert distilled.sums["loss"] == pytest.approx(truth.distilled(torch.float64, DISTIL)[0], rel=0.1)
+    # The terms cancel for the most part, and a KL over the most likely tokens is a little less than the whole one.
+    assert tree.sums["loss"] == pytest.approx(truth.exact(torch.float64)[0], abs=0.06)
+    assert distilled.sums["loss"] == pytest.approx(truth.distilled(torch.float64, DISTIL)[0], abs=0.06)
 
 
 def check(truth: Truth, dtype: torch.dtype, replicas: int, **settings: Any) -> None:

@@ -7,8 +7,9 @@ of the tap; the record is recovered from that, also if the agent failed.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib.metadata
 import logging
+import re
 import secrets
 import shutil
 import tempfile
@@ -37,8 +38,8 @@ from slime_plugin.tap.tap_session import TapSession
 
 MODEL = "policy"
 """Name of the policy for agents: none of them knows it, so none assumes anything."""
-SERVER_PACKAGES = ("h11", "starlette", "uvicorn")
-"""Packages that only agents need."""
+SERVER_PACKAGES = {"h11": (0, 14), "starlette": (1, 0), "uvicorn": (0, 51)}
+"""Packages that only agents need, and their oldest versions. slime's image is installed without dependencies."""
 _STOPS: dict[StopReason, str] = {"length": "turn tokens", "context": "context"}
 _log = logging.getLogger(__name__)
 
@@ -220,10 +221,14 @@ def _folder(*, keep: bool) -> Iterator[Path]:
 
 def check_black_box(cell: Cell, driver: Driver[Any]) -> None:
     """Raise for settings that do not work with an agent, before anything starts."""
-    for package in SERVER_PACKAGES:
-        if importlib.util.find_spec(package) is None:
+    for package, oldest in SERVER_PACKAGES.items():
+        found = _version(package)
+        if found is None or tuple(map(int, re.findall(r"\d+", found)[:2])) < oldest:
+            state = (
+                "not installed" if found is None else f"{found}, and has to be {'.'.join(map(str, oldest))} or newer"
+            )
             raise ConfigError(
-                f"harness: {cell.harness.type} is served with {package}, which is not installed; "
+                f"harness: {cell.harness.type} is served with {package}, which is {state}; "
                 "pip install 'memorywalker[tap]'"
             )
     driver.program()
@@ -235,6 +240,13 @@ def check_black_box(cell: Cell, driver: Driver[Any]) -> None:
         home.mkdir()
         work.mkdir()
         driver.prepare(_task("", "http://127.0.0.1:1", "", cell.rollout), home, work)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _task(text: str, url: str, token: str, limits: Rollout) -> AgentTask:

@@ -12,30 +12,23 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import click
-from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugin.agents import driver_for
 from slime_plugin.architecture import Architecture
 from slime_plugin.cli import machine
 from slime_plugin.cli.config import OVERRIDES
 from slime_plugin.cli.machine import Finding, Probe
 from slime_plugin.cli.output import console
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.custom import Custom, load_object
 from slime_plugin.config.overrides import load_cell
-from slime_plugin.config.tools import Bm25
-from slime_plugin.config.tracking import Tracking
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.needs import needs_of
 from slime_plugin.rollout.questions import read_questions
-from slime_plugin.rollout.tools.api_keys import read_key
-from slime_plugin.run.metrics import load_user_metrics
 from slime_plugin.slime.refusals import training_problems
 
 _STYLES = {"ok": "green", "warn": "yellow", "missing": "bold red"}
@@ -114,9 +107,7 @@ def _findings_of(cell: Cell, probed: Probe) -> Iterator[Finding]:
     if cell.rollout.questions is not None and cell.rollout.questions.is_file():
         yield _questions(cell, cell.rollout.questions)
     yield _ranks(cell, probed)
-    for where, block in _blocks(cell):
-        yield from _block(where, block)
-    yield from _agent(cell)
+    yield from _needs(cell)
     if cell.engine.url is not None:
         yield _engine(cell.engine.url)
     if cell.tracking.wandb is not None and cell.tracking.wandb.mode == "online":
@@ -179,61 +170,12 @@ def _ranks(cell: Cell, probed: Probe) -> Finding:
     return Finding.of("ranks", split.ranks <= cores, f"{found}, {cores} CPU cores", remedy)
 
 
-def _blocks(value: Any, where: str = "") -> Iterator[tuple[str, BaseModel]]:
-    """Yield every block of a configuration with its key."""
-    if isinstance(value, BaseModel):
-        yield where, value
-        for name in type(value).model_fields:
-            yield from _blocks(getattr(value, name), f"{where}.{name}".lstrip("."))
-    elif isinstance(value, tuple):
-        for i, item in enumerate(value):
-            yield from _blocks(item, f"{where}.{i}")
-
-
-def _block(where: str, block: BaseModel) -> Iterator[Finding]:
-    """Check what a block names outside of the configuration: code, a file, a key."""
-    name, remedy = "", ""
-    try:
-        if isinstance(block, Custom):
-            name = "code"
-            load_object(block.type, f"{where}.type")
-            yield Finding(name, "ok", f"{where}: {block.type}")
-        if isinstance(block, Tracking) and block.metrics:
-            name = "code"
-            yield Finding(name, "ok", f"{where}.metrics: {', '.join(load_user_metrics(block.metrics))}")
-        if isinstance(block, Bm25):
-            name = "corpus"
-            if not block.corpus.is_file():
-                raise ConfigError(f"{where}.corpus: there is no file {block.corpus}")
-            yield Finding(name, "ok", f"{block.corpus}: {block.corpus.stat().st_size:,} bytes")
-        variable = getattr(block, "key_variable", None)
-        if variable is not None:
-            name, remedy = "key", f"export {variable}=..."
-            read_key(variable, os.environ, where)
-            yield Finding(name, "ok", f"{where}: {variable} is set")
-    except ConfigError as error:
-        yield Finding(name, "missing", str(error), remedy)
-
-
-def _agent(cell: Cell) -> Iterator[Finding]:
-    """Check the program of an agent, and its limits."""
-    try:
-        driver = driver_for(cell.harness)
-        if driver is None:
-            return
-        from slime_plugin.agents.environment import check_black_box  # imports the tap
-
-        check_black_box(cell, driver)
-        found = str(driver.program())
-        version = driver.version() if driver.verified else ""
-    except ConfigError as error:
-        yield Finding("agent", "missing", str(error))
-        return
-    if version == driver.verified:
-        yield Finding("agent", "ok", f"{found} {version}".strip())
-    else:
-        remedy = f"launch/harnesses.sh installs {driver.verified}, which the driver was tested with"
-        yield Finding("agent", "warn", f"{found} is version {version}", remedy)
+def _needs(cell: Cell) -> Iterator[Finding]:
+    for need in needs_of(cell):
+        if need.problem:
+            yield Finding(need.kind, "missing", need.problem, need.remedy)
+        else:
+            yield Finding(need.kind, "warn" if need.remedy else "ok", need.found, need.remedy)
 
 
 def _engine(url: str) -> Finding:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slime_plugin.cluster.flags import check_command_line
+from slime_plugin.cluster.job_problems import missing_here
 from slime_plugin.errors import ConfigError, MemoryWalkerError, refuse
+from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.contract import contract_problems
 from slime_plugin.slime.refusals import check_args
 
@@ -28,6 +30,7 @@ def main(words: Sequence[str] | None = None) -> None:
         train = slime_train()
         args = parsed(words)
         check_args(args)
+        refuse(missing_here(cell_of(args)))  # the launch may have been typed on another machine
     except MemoryWalkerError as error:
         for line in str(error).splitlines():
             print(f"Error: {line}", file=sys.stderr)

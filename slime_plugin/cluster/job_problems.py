@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from slime_plugin.agents import driver_for
-from slime_plugin.agents.environment import check_black_box
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import NO_MODEL, NO_QUESTIONS, Cell
 from slime_plugin.errors import ConfigError, refuse
+from slime_plugin.needs import rollout_problems
 from slime_plugin.slime.refusals import lost_on_resume, nearest_divisors, settings_problems
 
 
@@ -49,7 +48,8 @@ def job_problems(cell: Cell) -> Iterator[str]:
 
 
 def missing_here(cell: Cell) -> Iterator[str]:
-    """Files and programs that a job needs and this machine does not have; the command line can be made without them."""
+    """Files, keys and programs that a job needs and this machine does not have; the command line can be made without
+    them."""
     if cell.model is not None:
         if not cell.model.is_dir():
             yield f"model: there is no folder {cell.model}; launch/prepare.sh says how to get it"
@@ -61,12 +61,8 @@ def missing_here(cell: Cell) -> Iterator[str]:
             yield f"{key}.questions: there is no file {path}; launch/prepare.sh writes it"
     if cell.cluster.replay is not None and not cell.cluster.replay.is_dir():
         yield f"cluster.replay: there is no folder {cell.cluster.replay}"
-    try:
-        driver = driver_for(cell.harness)
-        if driver is not None:
-            check_black_box(cell, driver)
-    except ConfigError as error:
-        yield str(error)
+    if cell.cluster.replay is None:
+        yield from rollout_problems(cell)
 
 
 def _local_only(cell: Cell) -> Iterator[str]:

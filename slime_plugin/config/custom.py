@@ -90,6 +90,8 @@ def load_class(custom: Custom, base: type[Base], where: str, settings: type[Froz
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         package = base.__module__.rpartition(".")[0]  # which exports it
         raise ConfigError(f"{where}.type: {custom.type} is no subclass of {package}.{base.__name__}")
+    if missing := sorted(getattr(loaded, "__abstractmethods__", ())):
+        raise ConfigError(f"{where}.type: {custom.type} does not define {', '.join(missing)}; name a class that does")
     return loaded, _parse_settings(custom, loaded, where, settings)
 
 

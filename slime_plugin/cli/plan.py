@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -120,9 +120,19 @@ def _print(cell: Cell, plan: Plan, source: str) -> None:
         f"updates: {plan.flops / 1e15:,.0f} PFLOP, {tokens:,.0f} tokens per training GPU; weights: "
         f"{plan.sync_bytes / GB:.1f} GB to each engine",
         f"saturates first: {plan.saturates}",
+        *_evaluation(cell, plan),
         *plan.notes,
     ):
         out.print(part, soft_wrap=isinstance(part, str), markup=False)
+
+
+def _evaluation(cell: Cell, plan: Plan) -> Iterator[str]:
+    if plan.job.evaluation_rollouts:
+        start = "before training and then " if cell.evaluation.at_start else ""
+        yield (
+            f"an evaluation of {plan.job.evaluation_rollouts:,} rollouts, {start}every {cell.evaluation.every} "
+            f"iterations: {plan.evaluation_seconds:,.0f} s"
+        )
 
 
 def _memory(plan: Plan) -> Table:

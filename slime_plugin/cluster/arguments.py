@@ -7,6 +7,7 @@ cannot be set in ``cluster.flags`` as well.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ Mode = Literal["train", "evaluate"]
 PLUGIN_FILE = "plugin.yaml"
 """Name of the plugin's YAML file in the folder of a run."""
 SECRET_SUFFIXES = ("wandb-key", "api-key")
+LOG_PROBS_CHUNK = 4096
+"""Tokens. With 98,304 tokens on 4 ranks the copy would take 15 GB."""
 SPARE_TOKENS = 8
 """Tokens that an engine may hold beyond the longest context, so that its own limit is never reached."""
 
@@ -178,7 +181,11 @@ def _updates(cell: Cell) -> list[FlagRow]:
         ("accumulate-allreduce-grads-in-fp32", True, "precision"),
         ("attention-softmax-in-fp32", True, "precision"),
         ("attention-backend", "flash", "tree attention calls flash-attn"),
-        ("no-rope-fusion", True, "positions are depths in a tree, which the fused kernel does not support"),
+        (
+            "log-probs-chunk-size",
+            LOG_PROBS_CHUNK,
+            "slime's log-probability passes would copy the logits of a whole row",
+        ),
     ]
 
 
@@ -215,9 +222,15 @@ def _evaluation(cell: Cell, mode: Mode) -> list[FlagRow]:
         raise ConfigError("evaluation.questions: missing; name a file of JSON lines with question and answers")
     if evaluation.questions is None or cell.cluster.replay is not None:
         return []
+    few = "" if evaluation.limit is None or mode == "evaluate" else f"@[0:{evaluation.limit}]"
     return [
         ("eval-interval", evaluation.every, "evaluation.every"),
-        ("eval-prompt-data", [evaluation.name, evaluation.questions.resolve()], "evaluation.questions"),
+        ("skip-eval-before-train", mode == "train" and not evaluation.at_start, "evaluation.at_start"),
+        (
+            "eval-prompt-data",
+            [evaluation.name, f"{evaluation.questions.resolve()}{few}"],
+            "evaluation.questions, evaluation.limit",
+        ),
         ("n-samples-per-eval-prompt", evaluation.samples, "evaluation.samples"),
         ("eval-temperature", evaluation.temperature, "evaluation.temperature"),
         ("eval-top-p", evaluation.top_p, "evaluation.top_p"),
@@ -236,9 +249,20 @@ def _engines(cell: Cell, architecture: Architecture) -> list[FlagRow]:
         ("sglang-mem-fraction-static", cluster.engine_memory, "cluster.engine_memory"),
         ("sglang-context-length", longest, "rollout.context_tokens"),
         ("sglang-server-concurrency", -(-rollout.concurrency // cluster.engines), "rollout.concurrency"),
-        ("router-policy", "cache_aware", "a turn goes to the engine that has its prefix cached"),
+        ("router-policy", _routing(), "turns of a rollout go to the engine that has its prefix cached"),
         ("use-fault-tolerance", True, "an engine that dies is restarted"),
     ]
+
+
+def _routing() -> str:
+    """By the rollout's own header where the installed router can do that. ``cache_aware`` compares prompts instead, and
+    sends the first turns of all rollouts to one engine, because they begin with the same system message."""
+    router = importlib.util.find_spec("sglang_router")
+    if router is None or router.origin is None:
+        return "cache_aware"
+    arguments = Path(router.origin).with_name("router_args.py")
+    offered = arguments.is_file() and "consistent_hashing" in arguments.read_text(encoding="utf-8")
+    return "consistent_hashing" if offered else "cache_aware"
 
 
 def _tracking(cell: Cell, run: Path) -> list[FlagRow]:
@@ -246,7 +270,7 @@ def _tracking(cell: Cell, run: Path) -> list[FlagRow]:
     if cell.tracking.tensorboard:
         rows += [
             ("use-tensorboard", True, "tracking.tensorboard"),
-            ("tb-project-name", run / "tensorboard", folder),
+            ("tb-project-name", "memorywalker", f"{folder}, which TENSORBOARD_DIR names"),
             ("tb-experiment-name", run.name, folder),
         ]
     if (wandb := cell.tracking.wandb) is not None:

@@ -15,7 +15,12 @@ class Evaluation(Frozen):
     name: str = Field(default="dev", pattern=r"^[A-Za-z0-9_.-]+$")
     """Name of the evaluation set in the metrics."""
     every: int = Field(default=20, ge=1)
-    """Iterations between two evaluations; the first one runs before training."""
+    """Iterations between two evaluations."""
+    at_start: bool = True
+    """Evaluate the model itself, before the first iteration."""
+    limit: int | None = Field(default=256, ge=1)
+    """Take the first questions of the file in an evaluation during training; null takes all. ``launch/eval.sh`` always
+    takes all."""
     samples: int = Field(default=1, ge=1)
     """Rollouts per question."""
     temperature: float = Field(default=1.0, ge=0)

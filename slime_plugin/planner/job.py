@@ -8,6 +8,7 @@ from statistics import fmean
 
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
+from slime_plugin.config.harness import BlackBox
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.methods import Computed, Workload, teachers_of
 from slime_plugin.record import Record
@@ -28,11 +29,13 @@ class Gpu:
     mfu: float
     """Share of ``flops`` that an update reaches: packed rows of a 4B model, split in two. An estimate; faster GPUs
     wait for memory and launches for a larger share of the time."""
+    flash: int
+    """Version of FlashAttention."""
 
 
 GPUS = {
-    "a100": Gpu("A100", 312e12, 2.0e12, 300e9, 0.40),
-    "h100": Gpu("H100", 989e12, 3.35e12, 450e9, 0.30),
+    "a100": Gpu("A100", 312e12, 2.0e12, 300e9, 0.40, flash=2),
+    "h100": Gpu("H100", 989e12, 3.35e12, 450e9, 0.30, flash=3),
 }
 
 
@@ -83,6 +86,25 @@ class Job:
     def rollouts(self) -> int:
         """Per iteration."""
         return self.cell.trainer.prompts * self.cell.rollout.samples
+
+    @property
+    def concurrency(self) -> int:
+        """Rollouts that may run at once."""
+        harness, limit = self.cell.harness, self.cell.rollout.concurrency
+        return min(limit, harness.processes) if isinstance(harness, BlackBox) else limit
+
+    @property
+    def evaluation_rollouts(self) -> int:
+        """Of one evaluation; 0 without a file of questions. A file that is not here counts as long enough."""
+        evaluation = self.cell.evaluation
+        if evaluation.questions is None or self.cell.cluster.replay is not None:
+            return 0
+        there = evaluation.limit or 0
+        if evaluation.questions.is_file():
+            with open(evaluation.questions, "rb") as file:
+                lines = sum(1 for line in file if line.strip())
+            there = lines if evaluation.limit is None else min(lines, evaluation.limit)
+        return there * evaluation.samples
 
     @property
     def rollouts_per_step(self) -> int:

@@ -18,7 +18,7 @@ ADAM = 3 * FP32
 """Master weight and two moments of a parameter."""
 LOGIT = 2 * FP32
 """Bytes per logit at the peak of a loss: the float32 logits and one copy. In the forward pass the copy is the rows of
-trained tokens, in slime's log-probability passes the softmax; in the backward pass both are gradients."""
+trained tokens; in the backward pass both are gradients. slime's log-probability passes work in chunks, with less."""
 RESERVE = 8 * GB
 """Of a training rank: two CUDA contexts, NCCL's buffers, the rest of a sleeping engine, fragmentation. Not measured."""
 
@@ -37,7 +37,7 @@ class RankMemory:
     """What the backward pass needs of the longest micro-batch, and the layer being computed."""
     logits: int
     keys: int
-    """What tree attention gathers in one layer, with gradients."""
+    """What tree attention gathers in one layer, with gradients, and what its kernel allocates for them."""
     teacher: int
     """SDCC's last hidden states."""
     reserve: int
@@ -105,7 +105,21 @@ def token_bytes(job: Job) -> tuple[int, int, int]:
     # Keys and values and their gradients in bfloat16, and one of the gradients in float32 while it is summed.
     width = model.groups * model.head_size // trainer.tp
     gathered = rows.gathered if trainer.cp == 1 else max(rows.gathered, 1.0) * trainer.cp
-    return activation_bytes(model, trainer), round(logits), round(gathered * width * (4 * BF16 + FP32))
+    kernel = _flash_backward(job, max(gathered, 1.0))
+    return activation_bytes(model, trainer), round(logits), round(gathered * width * (4 * BF16 + FP32) + kernel)
+
+
+def _flash_backward(job: Job, keys: float) -> float:
+    """Bytes per token that FlashAttention's backward pass allocates for itself, with so many keys per token.
+
+    The gradient of queries in float32; with grouped heads also those of keys and values: version 3 sums them in
+    float32, version 2 writes them per query head.
+    """
+    model, tp = job.model, job.cell.trainer.tp
+    queries, grouped = model.heads * model.head_size // tp, model.groups * model.head_size // tp
+    if model.heads == model.groups:
+        return FP32 * queries
+    return FP32 * queries + keys * 2 * (FP32 * grouped if job.gpu.flash == 3 else BF16 * queries)
 
 
 def rank_memory(job: Job) -> RankMemory:
@@ -146,5 +160,5 @@ def engine_memory(job: Job) -> EngineMemory:
     heads = max(1, model.groups // cluster.engine_gpus)  # with more GPUs key-value heads are replicated
     kv_token = 2 * model.layers * heads * model.head_size * BF16
     kv_tokens = max(0, (round(cluster.engine_memory * cluster.memory * GB) - weights) // kv_token)
-    concurrency = -(-rollout.concurrency // cluster.engines)
+    concurrency = -(-job.concurrency // cluster.engines)
     return EngineMemory(weights, kv_token, kv_tokens, kv_tokens / rollout.context_tokens, concurrency)

@@ -86,7 +86,7 @@ def update_flops(job: Job) -> float:
 
 def decoding(job: Job, engine: EngineMemory) -> Decoding:
     cluster, work, gpu, assumed = job.cell.cluster, job.workload, job.gpu, job.assumptions
-    running = min(job.cell.rollout.concurrency, job.rollouts)
+    running = min(job.concurrency, job.rollouts)
     per_engine = min(-(-running // cluster.engines), max(1, int(engine.kv_tokens / work.live)))
     read = engine.weights + per_engine * work.live * engine.kv_token
     step = assumed.step_seconds + read / (gpu.bandwidth * assumed.memory_share)
@@ -100,18 +100,14 @@ def decoding(job: Job, engine: EngineMemory) -> Decoding:
 
 
 def phases(job: Job, rank: RankMemory, decode: Decoding) -> Phases:
-    cell, work, gpu, assumed = job.cell, job.workload, job.gpu, job.assumptions
-    waves = -(-job.rollouts // (decode.rollouts * cell.cluster.engines))
-    sampling = work.sampled * decode.step + decode.rollouts * decode.prefill
-    tools = work.turns * assumed.tool_seconds
-    longest = (sampling + tools) * max(1.0, cell.rollout.turns / work.turns)
-    longest = min(longest, cell.rollout.seconds or longest)
+    cell, gpu, assumed = job.cell, job.gpu, job.assumptions
+    sampling, tools, tail = _rollout_seconds(job, decode, job.rollouts)
     update = update_flops(job) / (cell.cluster.trainer_gpus * gpu.flops * gpu.mfu)
     exchange = _exchange(job)
     return Phases(
-        sampling=waves * sampling,
-        tools=waves * tools,
-        tail=max(0.0, longest - sampling - tools),
+        sampling=sampling,
+        tools=tools,
+        tail=tail,
         update=update,
         exchange=exchange,
         imbalance=(update + exchange) * (_imbalance(job) * _bubble(job) - 1),
@@ -119,6 +115,22 @@ def phases(job: Job, rank: RankMemory, decode: Decoding) -> Phases:
         swap=_swap_bytes(job, rank) / assumed.pcie,
         sync=_sync(job),
     )
+
+
+def evaluation_seconds(job: Job, decode: Decoding) -> float:
+    """How long an evaluation takes, with rollouts like those of training."""
+    return sum(_rollout_seconds(job, decode, job.evaluation_rollouts)) if job.evaluation_rollouts else 0.0
+
+
+def _rollout_seconds(job: Job, decode: Decoding, rollouts: int) -> tuple[float, float, float]:
+    """Seconds of sampling, of tools, and of the longest rollout alone, for so many rollouts in waves."""
+    work, limits = job.workload, job.cell.rollout
+    waves = -(-rollouts // min(job.concurrency, decode.rollouts * job.cell.cluster.engines))
+    sampling = work.sampled * decode.step + decode.rollouts * decode.prefill
+    tools = work.turns * job.assumptions.tool_seconds
+    longest = (sampling + tools) * max(1.0, limits.turns / work.turns)
+    longest = min(longest, limits.seconds or longest)
+    return waves * sampling, waves * tools, max(0.0, longest - sampling - tools)
 
 
 def _imbalance(job: Job) -> float:

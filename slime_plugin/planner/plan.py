@@ -20,7 +20,7 @@ from slime_plugin.planner.memory import (
     longest_row,
     rank_memory,
 )
-from slime_plugin.planner.phases import Decoding, Phases, decoding, phases, update_flops
+from slime_plugin.planner.phases import Decoding, Phases, decoding, evaluation_seconds, phases, update_flops
 
 PHASES = {
     "sampling": (
@@ -60,6 +60,8 @@ class Plan:
     sync_bytes: int
     """bfloat16 weights, to each engine."""
     phases: Phases
+    evaluation_seconds: float
+    """Of one evaluation."""
     problems: tuple[str, ...]
     """Why the job would not run."""
     notes: tuple[str, ...]
@@ -76,7 +78,7 @@ class Plan:
         value = asdict(self)
         job = value.pop("job")
         inputs = {key: job[key] for key in ("gpu", "assumptions", "workload", "rows")}
-        sizes = {key: getattr(self.job, key) for key in ("rollouts", "replicas", "micro_batch")}
+        sizes = {key: getattr(self.job, key) for key in ("rollouts", "replicas", "micro_batch", "evaluation_rollouts")}
         sums = {
             "rank_bytes": self.rank.total,
             "iteration_seconds": self.phases.total,
@@ -113,6 +115,7 @@ def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions
         flops=update_flops(job),
         sync_bytes=BF16 * job.model.parameters,
         phases=phases(job, rank, decode),
+        evaluation_seconds=evaluation_seconds(job, decode),
         problems=tuple(_problems(job, rank, engine, longest)),
         notes=tuple(_notes(job, engine)),
     )
@@ -153,5 +156,10 @@ def _notes(job: Job, engine: EngineMemory) -> Iterator[str]:
         yield (
             f"an engine holds {engine.contexts:.1f} contexts of {context:,} tokens and is asked for "
             f"{engine.concurrency} rollouts; if all were that long, some would be read again"
+        )
+    if job.concurrency < min(job.rollouts, job.cell.rollout.concurrency):
+        yield (
+            f"{job.concurrency} agents run at once (harness.processes), so that {job.rollouts} rollouts take "
+            f"{-(-job.rollouts // job.concurrency)} waves; each takes a few hundred MB beside slime's rollout manager"
         )
     yield from method_of(job.cell.method).plan_notes(job.workload, job.rows)

@@ -190,8 +190,6 @@ def args_problems(args: Namespace) -> Iterator[str]:
             yield f"--{flag}: {name} is {value!r:.40} and must be {right!r}: {why}"
     if getattr(args, "advantage_estimator", "grpo") != "grpo":
         yield f"--advantage-estimator: {args.advantage_estimator} would change the advantages; use grpo"
-    if getattr(args, "apply_rope_fusion", False):
-        yield "--no-rope-fusion: missing: the fused kernel counts positions along the row, and a tree has depths"
     yield from _vocabulary(args)
     yield from _replicas(args)
     yield from _interleaving(args)

@@ -45,7 +45,6 @@ DEFAULTS: dict[str, Any] = {
     "allgather_cp": False,
     "overlap_moe_expert_parallel_comm": False,
     "log_passrate": False,
-    "apply_rope_fusion": True,
     "sequence_parallel": False,
     "use_kl_loss": False,
     "kl_loss_coef": 0.0,
@@ -54,7 +53,6 @@ DEFAULTS: dict[str, Any] = {
     "attention_dropout": 0.1,
     "loss_type": "policy_loss",
 }
-RENAMED = {"no_rope_fusion": ("apply_rope_fusion", False)}
 
 
 def parsed(cell: Cell, run: Path, more: Sequence[str] = ()) -> Namespace:
@@ -70,8 +68,6 @@ def parsed(cell: Cell, run: Path, more: Sequence[str] = ()) -> Namespace:
         key = name[2:].replace("-", "_")
         takes = known_flags()[name]
         values[key] = True if takes == "0" else given[0] if takes == "1" else given
-        if key in RENAMED:
-            values.update([RENAMED[key]])
     for key in ("lr", "kl_loss_coef", "norm_epsilon"):
         values[key] = float(values[key])  # YAML 1.1 has 1e-06 as a text
     divisor = values["make_vocab_size_divisible_by"] * values["tensor_model_parallel_size"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,45 @@ def test_the_settings_of_the_paper_are_on_it() -> None:
     (carried,) = yaml.safe_load(plugin_yaml(cell)).values()
     assert (carried["method"]["weight"], carried["method"]["warmup"], carried["rollout"]["turns"]) == (0.1, 0.2, 30)
     assert carried["tools"][0]["top_k"] == 3
+
+
+def test_evaluations_are_bounded(tmp_path: Path) -> None:
+    """slime takes a slice of a file behind an @."""
+    cell = load_cell(CELL, (f"evaluation.questions={tmp_path / 'dev.jsonl'}",))
+    assert value_of(cell, "eval-prompt-data") == f"dev {tmp_path / 'dev.jsonl'}@[0:256]"
+    assert "--skip-eval-before-train" not in words(cell)
+    whole = cell.model_copy(
+        update={"evaluation": cell.evaluation.model_copy(update={"limit": None, "at_start": False})}
+    )
+    assert value_of(whole, "eval-prompt-data") == f"dev {tmp_path / 'dev.jsonl'}"
+    assert "--skip-eval-before-train" in words(whole)
+    evaluating = slime_flags(cell, Path("runs/x"), "evaluate")
+    (questions,) = [flag.values for flag in evaluating if flag.name == "--eval-prompt-data"]
+    assert [*questions] == ["dev", str(tmp_path / "dev.jsonl")]  # all of them
+    assert "--skip-eval-before-train" not in [flag.name for flag in evaluating]
+
+
+@pytest.mark.parametrize(
+    ("offered", "policy"),
+    [(None, "cache_aware"), (["random", "cache_aware"], "cache_aware"), (["consistent_hashing"], "consistent_hashing")],
+)
+def test_routing_is_what_the_router_can_do(
+    offered: list[str] | None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang_router"]:
+        monkeypatch.delitem(sys.modules, name)
+    package = tmp_path / "sglang_router"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it is only read')\n")
+    if offered is not None:
+        (package / "router_args.py").write_text(f"choices={offered!r}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert value_of(load_cell(CELL), "router-policy") == policy
+
+
+def test_the_log_probability_passes_of_slime_work_in_chunks() -> None:
+    """Otherwise they hold a second copy of the logits of a whole row."""
+    assert value_of(load_cell(CELL), "log-probs-chunk-size") == "4096"
 
 
 def test_engines_of_their_own() -> None:

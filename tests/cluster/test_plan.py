@@ -60,9 +60,12 @@ def test_a_rank_of_two_and_four_replicas_by_hand() -> None:
     inputs = 36 * 1280 * 2  # each layer's input, half of it on each rank
     layer = 2 * (4 * 1280 + 3 * 16 * 128 + 3 * 4 * 128 + 3 * 4864)  # 16 query heads, 4 key-value heads, 4864 columns
     assert rank.activations == tokens * (inputs + 2 * layer)
-    assert (rank.keys, rank.teacher) == (0, 0)
-    assert rank.total == rank.states + rank.activations + rank.logits
-    assert round(rank.total / GB, 1) == 52.6
+    queries, keys_and_values = 16 * 128, 2 * 4 * 128  # gradients that FlashAttention 3 sums in float32
+    assert (rank.keys, rank.teacher) == (tokens * 4 * (queries + keys_and_values), 0)
+    assert rank.total == rank.states + rank.activations + rank.logits + rank.keys
+    assert round(rank.total / GB, 1) == 53.0
+    older = planned("tc_rag-logittree", "trainer.tp=2", gpu="a100").rank
+    assert older.keys == tokens * (4 * queries + 2 * 2 * queries)  # version 2 writes those of keys per query head
 
 
 def test_without_recomputation_every_layer_is_kept() -> None:
@@ -403,7 +406,7 @@ def test_the_estimates_are_those_that_were_recorded(table: Callable[[], Iterator
         (
             "agentfold-mask4d",
             ["method.budget=null", "trainer.tp=2"],
-            ["a rank needs 133.8 GB of 80 GB", "131,724 tokens", "set method.budget to at most 65,947"],
+            ["a rank needs 135.5 GB of 80 GB", "131,724 tokens", "set method.budget to at most 64,883"],
         ),
         ("agentfold-naive_full", ["trainer.tp=2"], ["121,000 tokens", "split the model further (trainer.tp)"]),
         (
@@ -427,6 +430,29 @@ def test_what_does_not_fit_is_said(name: str, overrides: list[str], words: list[
 def test_engines_that_may_run_short_are_noted() -> None:
     (note,) = planned("claude_code-sdcc").notes
     assert note.startswith("an engine holds 7.9 contexts of 40,952 tokens and is asked for 8 rollouts")
+
+
+def test_agents_that_take_turns_are_noted() -> None:
+    all_at_once, few = planned("claude_code-sdcc"), planned("claude_code-sdcc", "harness.processes=16")
+    (note,) = few.notes
+    assert note.startswith("16 agents run at once (harness.processes), so that 64 rollouts take 4 waves")
+    assert few.engine.concurrency == 2
+    assert few.phases.tools == pytest.approx(4 * all_at_once.phases.tools)
+
+
+def test_an_evaluation_by_hand(tmp_path: Path) -> None:
+    """Its rollouts are like those of training, in as many waves as engines and agents need."""
+    training = planned("tc_rag-mask4d")  # 64 rollouts at once: one wave
+    of_training = training.phases.sampling + training.phases.tools + training.phases.tail
+    assert training.job.evaluation_rollouts == 256  # the file is not here, and has to be expected to be long
+    waves = training.phases.sampling + training.phases.tools
+    assert training.evaluation_seconds == pytest.approx(of_training + 3 * waves)
+    questions = tmp_path / "dev.jsonl"
+    questions.write_text('{"question": "a", "answers": ["b"]}\n' * 300)
+    of_file = ("tc_rag-mask4d", f"evaluation.questions={questions}")
+    assert planned(*of_file).job.evaluation_rollouts == 256
+    assert planned(*of_file, "evaluation.limit=null", "evaluation.samples=2").job.evaluation_rollouts == 600
+    assert planned("tc_rag-mask4d", "evaluation.questions=null").evaluation_seconds == 0
 
 
 # The command

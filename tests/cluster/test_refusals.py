@@ -97,11 +97,10 @@ def test_flags_that_say_something_else_than_the_cell(more: tuple[str, ...], mess
     assert any(re.search(message, problem) for problem in problems), problems
 
 
-def test_the_fused_kernel_and_two_interleaved_stages() -> None:
+def test_two_interleaved_stages() -> None:
     wrong = args()
-    wrong.apply_rope_fusion, wrong.virtual_pipeline_model_parallel_size, wrong.pipeline_model_parallel_size = True, 2, 2
+    wrong.virtual_pipeline_model_parallel_size, wrong.pipeline_model_parallel_size = 2, 2
     problems = "\n".join(args_problems(wrong))
-    assert "--no-rope-fusion: missing" in problems
     assert "with 2 stages Megatron mixes up the lengths" in problems
     with pytest.raises(ConfigError, match="vpp: 2 virtual stages on pp 2"):
         args("trainer.pp=2", "trainer.vpp=2")

@@ -30,7 +30,8 @@ from tests.slime.sources import slime_imports
 ON_A_CPU = (
     *("--transformer-impl", "local", "--use-cpu-initialization", "--no-gradient-accumulation-fusion"),
     *("--no-persist-layer-norm", "--no-masked-softmax-fusion", "--no-bias-swiglu-fusion"),
-    *("--no-bias-dropout-fusion", "--data-pad-size-multiplier", "4", "--distributed-backend", "gloo"),
+    *("--no-bias-dropout-fusion", "--no-rope-fusion"),
+    *("--data-pad-size-multiplier", "4", "--distributed-backend", "gloo"),
 )
 
 

@@ -54,7 +54,7 @@ def test_every_cell_on_every_size(published: Path, monkeypatch: pytest.MonkeyPat
     assert args.global_batch_size == trainer.prompts * cell.rollout.samples // trainer.steps
     assert (args.lr, args.eps_clip, args.eps_clip_high) == (1e-6, 0.2, 0.28)
     assert (args.kl_loss_coef, args.kl_loss_type, args.rollout_temperature) == (1e-3, "low_var_kl", 1.0)
-    assert (args.attention_dropout, args.hidden_dropout, args.apply_rope_fusion) == (0.0, 0.0, False)
+    assert (args.attention_dropout, args.hidden_dropout, args.apply_rope_fusion) == (0.0, 0.0, True)
     assert args.padded_vocab_size == args.vocab_size == 151_936
 
 
@@ -67,12 +67,12 @@ def test_no_flag_is_dropped(published: Path, monkeypatch: pytest.MonkeyPatch) ->
     checkpoints.mkdir(parents=True)  # as a job leaves it; without it training begins from the reference
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("9")
     args = parse(published, config, *settings)
-    assert (args.apply_rope_fusion, args.add_bias_linear) == (False, False)
+    assert args.add_bias_linear is False
     said = slime_flags(load_cell(config, settings), published / "runs" / config.stem)
     elsewhere = {"norm_epsilon": "layernorm_epsilon"}
     for flag in said:
         name = flag.name[2:].replace("-", "_")
-        if name in ("no_rope_fusion", "disable_bias_linear"):
+        if name == "disable_bias_linear":
             continue  # stored the other way round, under another name
         name = elsewhere.get(name, name)
         value = getattr(args, name)

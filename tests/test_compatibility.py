@@ -27,6 +27,7 @@ from slime_plugin.report.run_data import read_runs
 from slime_plugin.rollout.questions import read_questions
 from slime_plugin.rollout.runner import open_run, tasks_left
 from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.settings import changes
 from tests.cli import run
 from tests.conftest import ROOT
 
@@ -120,6 +121,17 @@ def test_a_training_run() -> None:
     assert [line["reward"] for line in found.iterations] == [line["reward"] for line in metrics if "reward" in line]
     compared = json.loads((OLD / "train" / "comparison.json").read_text(encoding="utf-8"))
     assert found.comparison == compared
+
+
+def test_a_training_run_goes_on() -> None:
+    """Keys that it did not know have their defaults."""
+    settings = json.loads((OLD / "train" / "run.json").read_text(encoding="utf-8"))
+    assert "max_tool_failures" not in settings["cell"]["rollout"]
+    assert "limit" not in settings["cell"]["evaluation"]
+    cell = parse_config(settings["cell"], Cell, "run.json")
+    assert list(changes(RunFolder(OLD / "train"), cell)) == []
+    other = cell.model_copy(update={"std": not cell.std})
+    assert list(changes(RunFolder(OLD / "train"), other)) == [f"std = {cell.std}, not {not cell.std}"]
 
 
 def test_a_report_of_a_training_run(tmp_path: Path) -> None:

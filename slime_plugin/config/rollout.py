@@ -50,6 +50,9 @@ class Rollout(Frozen):
     """Wall-clock limit of a rollout; one that takes longer is truncated and keeps what it has sampled."""
     tool_seconds: float = Field(default=60.0, gt=0)
     """Time-out of one tool call, and of the reward."""
+    max_tool_failures: float = Field(default=0.3, gt=0, le=1)
+    """Stop before an iteration is trained in which more than this share of the tool calls failed for no fault of the
+    policy: a missing key, a rate limit, a service that is down. 1 never stops."""
 
     temperature: float = Field(default=1.0, ge=0)
     """Of sampling and of the logged log-probabilities; training needs 1."""

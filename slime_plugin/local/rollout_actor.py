@@ -26,7 +26,7 @@ from slime_plugin.rollout.server.weight_update import update_weights
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.batch import batch_of
-from slime_plugin.slime.recording import attempts_in, recorded_rollouts
+from slime_plugin.slime.recording import attempts_in, recorded_rollouts, refuse_failed_tools
 from slime_plugin.slime.samples import put_record, record_of
 
 ENGINE_POLL_S = 0.5
@@ -127,6 +127,7 @@ class RolloutActor:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the first is the cause; the others were cancelled
         self._check_engine()  # rollouts that failed because of it are sampled again when the run is resumed
+        refuse_failed_tools(self._folder, iteration, map(record_of, samples), cell)
         return samples
 
     async def _watch_engine(self) -> None:

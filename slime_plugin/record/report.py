@@ -88,6 +88,8 @@ class RolloutReport:
     """Tool calls of the policy."""
     call_errors: int | None = None
     """Those answered with an error."""
+    error_kinds: Mapping[str, int] = field(default_factory=dict)
+    """The same by kind (:data:`slime_plugin.rollout.tools.tool.ErrorKind`)."""
     turns: tuple[TurnReport, ...] = ()
     sample: int | None = None
     """Index of slime's sample, which orders a batch."""
@@ -137,7 +139,7 @@ class RolloutReport:
 
 _TEXTS = ("stop", "error", "question")
 _NUMBERS = ("seed", "calls", "call_errors", "sample", "discarded", "retries")
-_COUNTS = ("breaks", "retokenised", UNTRAINED)
+_COUNTS = ("error_kinds", "breaks", "retokenised", UNTRAINED)
 _ENTRIES = ("turns", "conversations")
 
 

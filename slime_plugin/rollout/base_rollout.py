@@ -111,15 +111,15 @@ class BaseRollout(ABC, Generic[Environment]):
                 return task.result()
             if not task.done() and self._stopped.is_set():
                 return None
-            raise ToolError(
-                f"{what} was cancelled" if task.done() else f"{what} gave no answer within {seconds:.3g} seconds"
-            )
+            if task.done():
+                raise ToolError(f"{what} was cancelled", "crashed")
+            raise ToolError(f"{what} gave no answer within {seconds:.3g} seconds", "timeout")
         except MemoryWalkerError:
             raise
         except Exception as error:  # noqa: BLE001  # a tool or reward may raise anything
             places = "".join(traceback.format_tb(error.__traceback__))
             _log.warning("%s failed in rollout %s with %s:\n%s", what, self._id, type(error).__name__, places)
-            raise ToolError(f"{what} failed ({type(error).__name__})") from None
+            raise ToolError(f"{what} failed ({type(error).__name__})", "crashed") from None
         finally:
             task.cancel()
             stopped.cancel()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,8 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
         self._engine = engine
         self._deadline = math.inf
         self._turns: list[TurnReport] = []
-        self._calls = self._call_errors = 0
+        self._calls = 0
+        self._call_errors: Counter[str] = Counter()
         self._context: Context | None = None
 
     @property
@@ -171,7 +173,7 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
         try:
             text = await self._result(call)
         except ToolError as error:
-            self._call_errors += 1
+            self._call_errors[error.kind] += 1
             text = f"Error: {error}"
         if text is None:
             return
@@ -183,25 +185,30 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
     async def _result(self, call: Call | BadCall) -> str | None:
         """Execute a call and return the text of the result; None if there is none."""
         if isinstance(call, BadCall):
-            raise ToolError(call.reason)
+            raise ToolError(call.reason, "malformed")
         if call.name not in self._schemas:
-            raise ToolError(unknown_tool(call.name, list(self._schemas)))
+            raise ToolError(unknown_tool(call.name, list(self._schemas)), "unknown tool")
         wrong = wrong_arguments(self._schemas[call.name], call.arguments)
         if wrong:
-            raise ToolError(wrong)
+            raise ToolError(wrong, "arguments")
         if call.name in self._actions:
             return self._actions[call.name].run(self._live, call.arguments) or None
         environment = self._environment
         seconds = min(environment.limits.tool_seconds, max(0.0, self._deadline - self._now()))
         result: object = await self._run_user_code(call.name, environment.tools[call.name], call.arguments, seconds)
         if not isinstance(result, str) and not self._stopped.is_set():
-            raise ToolError(f"{call.name} gave a {type(result).__name__} instead of a text")
+            raise ToolError(f"{call.name} gave a {type(result).__name__} instead of a text", "crashed")
         return result if isinstance(result, str) else None
 
     def _recorded(self, ending: Ending, reward: float | None) -> Record | None:
         if self._context is None:  # the prompt could not be rendered
             return None
-        report = RolloutReport(calls=self._calls, call_errors=self._call_errors, turns=tuple(self._turns))
+        report = RolloutReport(
+            calls=self._calls,
+            call_errors=self._call_errors.total(),
+            error_kinds=self._call_errors,
+            turns=tuple(self._turns),
+        )
         return self._context.record(self._meta(ending, reward, report))
 
     @staticmethod

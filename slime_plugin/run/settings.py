@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugin.config.cell import Cell
+from slime_plugin.config.frozen import parse_config
 from slime_plugin.errors import ConfigError
 from slime_plugin.run.files import write_atomically
 from slime_plugin.run.folder import RunFolder
@@ -17,10 +18,14 @@ from slime_plugin.run.processes import locked
 
 MAY_CHANGE_TRAINING = (
     *("trainer.iterations", "trainer.save_every", "trainer.keep", "trainer.batch_tokens", "trainer.recompute"),
-    *("rollout.concurrency", "rollout.seconds", "rollout.tool_seconds", "engine", "tracking"),
+    *("rollout.concurrency", "rollout.seconds", "rollout.tool_seconds", "rollout.max_tool_failures"),
+    *("engine", "tracking", "evaluation"),
 )
 """Settings of ``memorywalker train`` that change neither what is sampled nor what is learnt, only when a run ends."""
-MAY_CHANGE_ROLLOUT = ("rollout.samples", "rollout.concurrency", "rollout.seconds", "rollout.tool_seconds")
+MAY_CHANGE_ROLLOUT = (
+    *("rollout.samples", "rollout.concurrency", "rollout.seconds", "rollout.tool_seconds"),
+    "rollout.max_tool_failures",
+)
 """Settings of ``memorywalker rollout`` that do not change what a rollout is."""
 
 
@@ -50,7 +55,8 @@ def opened(folder: RunFolder, cell: Cell, *, resume: bool, recorded: RunFolder |
 
 def changes(folder: RunFolder, cell: Cell) -> Iterator[str]:
     """Yield the settings that keep a training run from being resumed with a cell: ``trainer.tp = 1, not 2``."""
-    yield from _changes(folder.read_settings(), cell.to_json(), MAY_CHANGE_TRAINING)
+    before = parse_config(folder.read_settings(), Cell, str(folder.settings)).to_json()  # with keys that came later
+    yield from _changes(before, cell.to_json(), MAY_CHANGE_TRAINING)
 
 
 def check_rollout_settings(folder: Path, cell: Cell, *, has_rollouts: bool) -> None:

@@ -41,6 +41,7 @@ from slime_plugin.record.arrays import IntArray
 from slime_plugin.run.metrics import user_metrics
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.samples import Sample, record_of
+from slime_plugin.slime.tool_failures import ToolCalls
 from slime_plugin.tree import Trajectory, count
 from slime_plugin.tree.counts import statistics_of
 from slime_plugin.tree.places import places_of
@@ -165,6 +166,7 @@ class Batch:
             **totals.to_json(),
             "discarded": sum(report.discarded or 0 for report in reports),
             "turns": sum(len(report.turns) for report in reports),
+            **ToolCalls.of(records).to_json(),
             **self._user_metrics(records),
         }
 

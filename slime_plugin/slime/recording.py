@@ -6,12 +6,14 @@ The run folder is the parent of ``--save``. It gets one store per iteration, as 
 
 from __future__ import annotations
 
+import itertools
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_plugin.errors import ConfigError
+from slime_plugin.config.cell import Cell
+from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.rollout.questions import rollout_name
 from slime_plugin.run.files import replacing
@@ -21,6 +23,7 @@ from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.batch import batch_of
 from slime_plugin.slime.retention import latest_checkpoint
 from slime_plugin.slime.samples import Sample, put_record, record_of, reward_of
+from slime_plugin.slime.tool_failures import ToolCalls
 
 PREFIX = "rollout/memorywalker/"
 """Prefix of the plugin's metrics among slime's."""
@@ -30,12 +33,25 @@ _sampled: set[str | None] = set()
 
 def record_rollouts(iteration: int, args: Namespace, samples: Sequence[Sample], metrics: dict[str, Any] | None) -> None:
     """Write the records of an iteration, and add the metrics of the batch to slime's."""
-    folder = folder_of(args)
+    folder, cell = folder_of(args), cell_of(args)
     _sampled.add(getattr(args, "save", None))
-    if folder is not None and cell_of(args).cluster.replay is None:
-        _write(folder.rollouts(iteration), [record_of(sample) for sample in samples])
+    if cell.cluster.replay is None:
+        records = [record_of(sample) for sample in samples]
+        if folder is not None:
+            _write(folder.rollouts(iteration), records)
+        refuse_failed_tools(folder, iteration, records, cell)
     if metrics is not None:
         metrics.update(flat_metrics(batch_of(args, samples).metrics(), PREFIX))
+
+
+def refuse_failed_tools(folder: RunFolder | None, iteration: int, records: Iterable[Record], cell: Cell) -> None:
+    """Raise :class:`MemoryWalkerError` instead of training rollouts whose tools failed. They are kept under another
+    name, so that the iteration is sampled again when the job is resumed."""
+    problem = ToolCalls.of(records).problem(cell.rollout.max_tool_failures)
+    if problem is None:
+        return
+    where = "" if folder is None else f"; its rollouts are in {_set_aside(folder.rollouts(iteration))}"
+    raise MemoryWalkerError(f"iteration {iteration}: {problem}{where}")
 
 
 def record_evaluation(iteration: int, args: Namespace, data: Mapping[str, Mapping[str, Any]]) -> None:
@@ -110,13 +126,14 @@ def folder_of(args: Namespace) -> RunFolder | None:
 def _write(path: Path, records: Iterable[Record]) -> None:
     """Write a store. One that an interrupted job left for the same iteration is kept under another name."""
     if path.exists():
-        attempt = next(n for n in range(1, 10_000) if not _attempt(path, n).exists())
-        path.rename(_attempt(path, attempt))
+        _set_aside(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft, StoreWriter(draft) as store:
         for record in records:
             store.append(record)
 
 
-def _attempt(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.stem}.attempt-{number}{path.suffix}")
+def _set_aside(path: Path) -> Path:
+    """Rename a store of an iteration that is sampled again. Returns its new path."""
+    attempts = (path.with_name(f"{path.stem}.attempt-{number}{path.suffix}") for number in itertools.count(1))
+    return path.rename(next(attempt for attempt in attempts if not attempt.exists()))

@@ -386,6 +386,20 @@ def test_a_service_that_hangs() -> None:
     assert failure(run) == "search failed: no answer within 0.1 s"
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, "key"), (402, "key"), (403, "key"), (404, "unavailable"), (429, "rate limit"), (503, "unavailable")],
+)
+def test_failures_have_a_kind(status: int, kind: str) -> None:
+    async def run() -> None:
+        async with serving(says("no", status)) as service:
+            await call(search_at(service, retries=0), {"query": "q"})
+
+    with pytest.raises(ToolError) as caught:
+        asyncio.run(run())
+    assert caught.value.kind == kind
+
+
 def test_what_is_not_http() -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -214,40 +214,47 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "words", "kind"),
     [
-        (ToolError("no such page"), "Error: no such page"),
-        (KeyError("secret detail"), "Error: search failed (KeyError)"),
-        (asyncio.CancelledError(), "Error: search was cancelled"),
-        (TimeoutError(), "Error: search failed (TimeoutError)"),
-        (None, "Error: search gave no answer within 0.05 seconds"),
+        (ToolError("no such page"), "Error: no such page", "refused"),
+        (ToolError("no credit left", "key"), "Error: no credit left", "key"),
+        (KeyError("secret detail"), "Error: search failed (KeyError)", "crashed"),
+        (asyncio.CancelledError(), "Error: search was cancelled", "crashed"),
+        (TimeoutError(), "Error: search failed (TimeoutError)", "crashed"),
+        (None, "Error: search gave no answer within 0.05 seconds", "timeout"),
     ],
 )
-def test_a_tool_that_fails_is_a_result_like_any_other(error: BaseException | None, words: str) -> None:
+def test_a_tool_that_fails_is_a_result_like_any_other(error: BaseException | None, words: str, kind: str) -> None:
     engine = Scripted([LOOK_UP, ANSWER])
     record = rolled_out(engine, CONTROL, [Broken(error)], tool_seconds=0.05)
     assert f"<tool_response>\n{words}\n</tool_response>" in decode(engine.seen[1][0])
     assert ended(record) == ("completed", "answer")
+    assert record.meta.extra["error_kinds"] == {kind: 1}
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("said", "words", "kind"),
     [
-        (call("serch", query="a"), "there is no tool 'serch'; use 'search'"),
-        (call("search", qery="a"), "search has no argument 'qery'; use 'query'"),
-        (call("search"), "search needs the argument 'query' (string)"),
-        (call("search", query=3), "argument 'query' of search has to be string, not int"),
-        ("<tool_call>{]</tool_call>", "the call is not JSON"),
-        ("<tool_call>[1]</tool_call>", 'the call has to be an object with "name" and "arguments"'),
-        ('<tool_call>{"name": "search", "arguments": 3}</tool_call>', '"arguments" has to be an object, not int'),
+        (call("serch", query="a"), "there is no tool 'serch'; use 'search'", "unknown tool"),
+        (call("search", qery="a"), "search has no argument 'qery'; use 'query'", "arguments"),
+        (call("search"), "search needs the argument 'query' (string)", "arguments"),
+        (call("search", query=3), "argument 'query' of search has to be string, not int", "arguments"),
+        ("<tool_call>{]</tool_call>", "the call is not JSON", "malformed"),
+        ("<tool_call>[1]</tool_call>", 'the call has to be an object with "name" and "arguments"', "malformed"),
+        (
+            '<tool_call>{"name": "search", "arguments": 3}</tool_call>',
+            '"arguments" has to be an object, not int',
+            "malformed",
+        ),
     ],
 )
-def test_a_malformed_call_is_answered(said: str, words: str) -> None:
+def test_a_malformed_call_is_answered(said: str, words: str, kind: str) -> None:
     engine = Scripted([said, ANSWER])
     record = rolled_out(engine, CONTROL)
     assert f"<tool_response>\nError: {words}" in decode(engine.seen[1][0])
     assert ended(record) == ("completed", "answer")
     assert (record.meta.extra["calls"], record.meta.extra["call_errors"]) == (1, 1)
+    assert record.meta.extra["error_kinds"] == {kind: 1}
 
 
 def test_several_calls_of_a_turn_are_carried_out_in_order() -> None:

@@ -20,9 +20,11 @@ from slime_plugin.errors import printable
 from slime_plugin.rollout.retry import MAX_RETRY_AFTER_S, RateLimiter, Timing, backoff_s, parse_retry_after
 from slime_plugin.rollout.tools.api_keys import Key, read_key
 from slime_plugin.rollout.tools.cache import Cache, cache_key
-from slime_plugin.rollout.tools.tool import ToolError
+from slime_plugin.rollout.tools.tool import ErrorKind, ToolError
 
 FIRST_BACKOFF_S = 0.5
+_KINDS: dict[int, ErrorKind] = {401: "key", 402: "key", 403: "key", 429: "rate limit"}
+"""By status of an answer; all others mean unavailable."""
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
@@ -30,8 +32,9 @@ Answer = TypeVar("Answer")
 class _TransientError(Exception):
     """A failure that a retry may not meet again."""
 
-    def __init__(self, message: str, retry_after: str | None = None) -> None:
+    def __init__(self, message: str, kind: ErrorKind = "unavailable", retry_after: str | None = None) -> None:
         super().__init__(message)
+        self.kind = kind
         self.retry_after = retry_after
 
 
@@ -100,11 +103,12 @@ class RemoteService:
                 failures += 1
                 wait = parse_retry_after(error.retry_after, self._timing)
                 if failures > self._remote.retries:
-                    raise self._failed(f"{error}, {failures} times") from None
+                    raise self._failed(f"{error}, {failures} times", error.kind) from None
                 if wait is None:
                     wait = backoff_s(failures, FIRST_BACKOFF_S, self._timing.jitter())
                 elif wait > MAX_RETRY_AFTER_S:
-                    raise self._failed(f"{error}, and asks for {wait:.0f} s, over {MAX_RETRY_AFTER_S:.0f}") from None
+                    asks = f"{error}, and asks for {wait:.0f} s, over {MAX_RETRY_AFTER_S:.0f}"
+                    raise self._failed(asks, error.kind) from None
                 await self._timing.sleep(wait)
 
     async def _post(self, request: str) -> str:
@@ -118,7 +122,7 @@ class RemoteService:
             ):
                 text = await self._body(response)
         except TimeoutError:
-            raise self._failed(f"no answer within {self._remote.timeout:g} s") from None
+            raise self._failed(f"no answer within {self._remote.timeout:g} s", "timeout") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise _TransientError(f"the connection failed ({type(error).__name__})") from None
         except aiohttp.ClientError as error:  # its repr shows the headers, and with them the key
@@ -126,9 +130,10 @@ class RemoteService:
         if 200 <= response.status < 300:
             return text
         problem = f"the service answered {response.status}: {printable(' '.join(text.split()), 200)}".rstrip(": ")
+        kind = _KINDS.get(response.status, "unavailable")
         if response.status == 429 or response.status >= 500:
-            raise _TransientError(problem, response.headers.get("Retry-After"))
-        raise self._failed(problem)
+            raise _TransientError(problem, kind, response.headers.get("Retry-After"))
+        raise self._failed(problem, kind)
 
     async def _body(self, response: aiohttp.ClientResponse) -> str:
         """Read the body in chunks: a small compressed answer may unpack into a large one."""
@@ -146,9 +151,9 @@ class RemoteService:
         except (ValueError, RecursionError):
             raise self._failed("the answer is not JSON") from None
 
-    def _failed(self, message: str) -> ToolError:
+    def _failed(self, message: str, kind: ErrorKind = "unavailable") -> ToolError:
         _log.warning("%s at %s: %s", self._label, self._url, message)  # the URL is for the log, not for the policy
-        return ToolError(f"{self._label} failed: {message}")
+        return ToolError(f"{self._label} failed: {message}", kind)
 
 
 class RemoteServices:

@@ -47,7 +47,7 @@ def read_dashscope(answer: Any) -> list[Document]:
         case {"status": 0, "data": {"docs": None} | None}:
             return []
     reason = answer.get("message", "no reason given") if isinstance(answer, dict) else "not an object"
-    raise ToolError(f"search failed: the service gives no results: {printable(reason, 200)}")
+    raise ToolError(f"search failed: the service gives no results: {printable(reason, 200)}", "unavailable")
 
 
 def _snippet(entry: dict[str, Any]) -> Document:
@@ -83,7 +83,7 @@ def read_retrieved(answer: Any) -> list[Document]:
     match answer:
         case {"result": [[*found]]}:
             return [_passage(entry) for entry in found]
-    raise ToolError("search failed: the server answered without a list of results for the query")
+    raise ToolError("search failed: the server answered without a list of results for the query", "unavailable")
 
 
 def _passage(entry: Any) -> Document:
@@ -91,4 +91,4 @@ def _passage(entry: Any) -> Document:
         case {"document": {"contents": str(contents)}} | {"contents": str(contents)}:  # the latter without scores
             title, newline, text = contents.strip().partition("\n")
             return Document(text, title.strip('"')) if newline else Document(title)
-    raise ToolError("search failed: the server answered with a document that has no contents")
+    raise ToolError("search failed: the server answered with a document that has no contents", "unavailable")

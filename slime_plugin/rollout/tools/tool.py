@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from slime_plugin.errors import ConfigError, MemoryWalkerError, nearest
+
+ErrorKind = Literal[
+    "malformed", "unknown tool", "arguments", "refused", "key", "rate limit", "unavailable", "timeout", "crashed"
+]
+"""Why a call failed. The first four are the policy's doing, the others are in :data:`TOOL_FAILURES`."""
+TOOL_FAILURES = frozenset[str]({"key", "rate limit", "unavailable", "timeout", "crashed"})
+"""Kinds of errors that no policy can avoid: what it reads of them teaches it nothing about its calls."""
 
 
 class ToolError(MemoryWalkerError):
     """A call that failed. Its message becomes the tool result, so it addresses the policy."""
+
+    def __init__(self, message: str, kind: ErrorKind = "refused") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 TYPES: dict[str, tuple[type, ...]] = {

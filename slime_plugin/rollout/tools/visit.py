@@ -90,4 +90,4 @@ def read_summary(answer: Any) -> str:
             summary = split_thought(text, opened=True)[1].strip()
             if summary:
                 return summary
-    raise ToolError("visit failed: the page was read, but the summariser says nothing about it")
+    raise ToolError("visit failed: the page was read, but the summariser says nothing about it", "unavailable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -96,3 +97,25 @@ def test_an_interrupt_ends_the_engine(real_runs: Runs) -> None:
     last = real_runs.start("run", *SETTINGS, resume=True)
     last.finish()
     check_kept(last.folder, before)
+
+
+@pytest.mark.slow
+def test_a_run_whose_tools_are_down_is_not_trained_on_error_messages(real_runs: Runs) -> None:
+    down = "tools=[{type: search, backend: {type: http, url: 'http://127.0.0.1:9/retrieve', retries: 0}}]"
+    settings = (*SETTINGS, "rollout.samples=6", down)
+    first = real_runs.start("run", *settings)
+    assert first.end() == 1
+    assert re.fullmatch(
+        r"iteration 0: (\d+) of \1 tool calls failed for no fault of the policy \(unavailable \1\): 100%, over "
+        r"rollout\.max_tool_failures 0\.3; see the log for what the service answered, then resume; its rollouts are in "
+        r".*/rollout-00000\.attempt-1\.records",
+        error_line(first.stderr),
+    ), first.stderr
+    assert places(first.folder) == []
+    last = real_runs.start("run", *settings, "rollout.max_tool_failures=1", "trainer.iterations=1", resume=True)
+    last.finish()
+    (line,) = (line for line in last.folder.read_metrics() if line["kind"] == "iteration")
+    assert line["tool_failures"] == 1
+    assert line["call_errors"]["unavailable"] <= line["calls"]
+    kept = list(read_records([last.folder.path / "rollout-00000.attempt-1.records"]))
+    assert len(kept) == len(whole(last.folder.rollouts(0))) == 12

@@ -74,7 +74,7 @@ def test_what_rollouts_reported(name: str) -> None:
         report, extra = record.meta.report, record.meta.extra
         assert (report.stop, report.question, report.seed) == tuple(extra[key] for key in ("stop", "question", "seed"))
         assert report.calls == extra["calls"]
-        assert [list(turn.span) for turn in report.turns] == [turn["span"] for turn in extra["turns"]]
+        assert [turn.span for turn in report.turns] == [tuple(turn["span"]) for turn in extra["turns"]]
         assert report.to_json() == extra
 
 

@@ -182,8 +182,8 @@ def measure(tools: Tools, weights: model.Weights, seed: int) -> dict[str, dict[s
             table[name] = {
                 "exact match, T=1": share(record.meta.reward == 1.0 for record in sampled),
                 "exact match, greedy": share(record.meta.reward == 1.0 for record in greedy),
-                "valid format, T=1": share(record.meta.extra["stop"] == "answer" for record in sampled),
-                "over the limit, T=1": share(record.meta.extra["stop"] == "context" for record in sampled),
+                "valid format, T=1": share(record.meta.report.stop == "answer" for record in sampled),
+                "over the limit, T=1": share(record.meta.report.stop == "context" for record in sampled),
                 "episodes with an edit, T=1": share(len(record.edits) > 0 for record in sampled),
             }
             print(f"{name:10s} " + "  ".join(f"{key} {value:.2f}" for key, value in table[name].items()), flush=True)

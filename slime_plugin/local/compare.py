@@ -40,7 +40,7 @@ VERSION = 1
 TIMED_ROLLOUTS = 64
 """Maximum rollouts of a timed iteration: the paper's batch."""
 _UPDATE, _SCORE = 5, 1
-"""Progress per rollout and method, in forward passes: reference, old, and three for an update."""
+"""Progress per rollout and method, in forward passes: reference, old, and three for the update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Comparison:
 
     def _cost(self, method: str) -> dict[str, float | None]:
         """Ratios are taken within each repetition, because machines are noisy."""
-        if self.timed is None:
+        if self.timed is None or method not in self.seconds:  # it may be one that is only scored
             return {"cost": None, "seconds": None}
         ratios = [a / b for a, b in zip(self.seconds[method], self.seconds[DENOMINATOR], strict=True)]
         return {"cost": statistics.median(ratios), "seconds": statistics.median(self.seconds[method])}
@@ -194,12 +194,13 @@ def time_training(
     weights change meanwhile, which does not change the time.
     """
     samples = recorded_samples(timed.records)
-    cells = [settings.cell(timed.model, method) for method in settings.methods]
+    cells = [settings.cell(timed.model, method) for method in settings.methods if not method_of(method).only_scored]
     seconds: dict[str, list[float]] = {cell.method.type: [] for cell in cells}
     for repetition in range(settings.repeats + 1):
         begin = repetition % len(cells)
         for cell in cells[begin:] + cells[:begin]:
             rank.configure(args_of(cell))  # each time, or guard rails that switched SDCC off would make it cheap
+            rank.open_average()
             dist.barrier()
             started = time.perf_counter()
             (data,) = split_batch(

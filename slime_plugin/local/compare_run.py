@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slime_plugin.architecture import Architecture
-from slime_plugin.config.custom import CUSTOM, type_of
+from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.method import CustomMethod
-from slime_plugin.config.objective import Objective
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.local.scorer import CompareSettings, ScoredIteration, StartProgress, check_records
 from slime_plugin.methods import DENOMINATOR
-from slime_plugin.methods.credit import EXCLUDED
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.store import SUFFIX
 from slime_plugin.run.files import write_atomically
@@ -47,17 +45,17 @@ def compare_run(
 ) -> dict[str, Any]:
     """Compare methods on the rollouts of a training run, each scored with the weights that sampled it.
 
-    A method of the user's own that the run was trained with is compared too. Writes ``comparison.json`` and
+    The method of the run is compared as the run has it, also if it is the user's own. Writes ``comparison.json`` and
     ``comparison/`` into the run, and returns the former.
     """
-    cell = folder.read_settings()  # or it is not a training run
-    if type_of(cell.get("method")) == CUSTOM:
-        own = parse_config(cell["method"], CustomMethod, f"{folder.settings}: method")
-        settings = replace(settings, methods=(*(one for one in settings.methods if one.type != own.type), own))
-    objective = parse_config(cell.get("objective", {}), Objective, f"{folder.settings}: objective")
+    cell = parse_config(folder.read_settings(), Cell, str(folder.settings))
+    by_type = {method.type: method for method in settings.methods}
+    if cell.method.type in by_type or isinstance(cell.method, CustomMethod):
+        by_type[cell.method.type] = cell.method
     found = _Inputs()
     found.add_run(folder, settings.iterations, log)
-    return _compare(found, replace(settings, objective=objective), progress, folder)
+    settings = replace(settings, methods=tuple(by_type.values()), objective=cell.objective)
+    return _compare(found, settings, progress, folder)
 
 
 def compare_records(
@@ -98,8 +96,10 @@ class _Inputs:
                 log(f"Error: {line}")
             if entry.record is None:
                 left_out["damaged"] += 1
-            elif entry.record.meta.status in EXCLUDED:
+            elif entry.record.meta.excluded:
                 left_out[entry.record.meta.status] += 1
+            elif entry.record.meta.report.removed:
+                left_out["removed"] += 1
             elif entry.record.meta.report.straddles:
                 left_out["straddling"] += 1
             else:

@@ -66,6 +66,11 @@ class Rank:
         self.training = open_training(args, self.groups, self._config)
         self.passes = Passes(args, self.training, self.models)
 
+    def open_average(self) -> None:
+        """Copy the weights for a teacher that is their moving average, where there is one."""
+        if self.training.distiller is not None:
+            self.training.distiller.open_average(self.models)
+
     def load_weights(self, model: Path) -> None:
         """Load another checkpoint of the same shape."""
         load_weights(self.models, self._architecture, model, self.groups)
@@ -180,7 +185,7 @@ class Rank:
 def reduced_sums(parts: Sequence[Mapping[str, Tensor]], groups: ProcessGroupCollection) -> dict[str, float]:
     """Add up ``SUM_KEYS`` over micro-batches and ranks; only last stages have some."""
     sums = add_sums(parts)
-    vector = torch.tensor([sums.get(key, 0.0) for key in SUM_KEYS], dtype=torch.float64)
+    vector = torch.tensor([sums[key] if sums else 0.0 for key in SUM_KEYS], dtype=torch.float64)
     if torch.cuda.is_available():
         vector = vector.cuda()
     return dict(zip(SUM_KEYS, sum_over_ranks(vector, groups).tolist(), strict=True))

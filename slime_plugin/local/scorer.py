@@ -29,7 +29,7 @@ class Scorer:
     batch_tokens: int = 8192
     """Maximum tokens of a micro-batch."""
     objective: Objective = field(default_factory=Objective)
-    """Objective of the updates that are timed."""
+    """Objective of the training that is timed."""
 
     def cell(self, model: Path, method: Method) -> Cell:
         """Return the cell that trains a model by this method."""
@@ -46,7 +46,7 @@ class CompareSettings(Scorer):
     iterations: int | None = 6
     """Maximum for a training run, evenly spread, with the first and the last; None for all."""
     repeats: int = 5
-    """Timed updates per method; 0 measures no costs."""
+    """How often training on a batch is timed per method; 0 measures no costs."""
 
 
 @dataclass(frozen=True, slots=True)

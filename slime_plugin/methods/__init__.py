@@ -25,6 +25,7 @@ from typing import Any
 from slime_plugin.config import method as config
 from slime_plugin.config.custom import NoSettings, load_class
 from slime_plugin.config.method import METHODS, Distillation
+from slime_plugin.errors import LayoutError
 from slime_plugin.methods.base import Method, TrainedTokens
 from slime_plugin.methods.cost import Computed, Workload
 from slime_plugin.methods.row import Layout, Row, Teacher, chain_row, token_weights, trie_row
@@ -51,6 +52,11 @@ def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
     """Return the rows of a record. Tokens that the record counts as untrained are lost under every method."""
     trajectory = record if isinstance(record, Trajectory) else Trajectory.of(record)
     layout = method_of(method).lay_out(trajectory)
+    if len(layout.teachers) > 1 or (layout.teachers and len(layout.rows) != 1):
+        raise LayoutError(
+            f"{trajectory.record.label}: {len(layout.teachers)} teacher rows for {len(layout.rows)} rows of "
+            f"{layout.method}; a rollout has one student row and at most one teacher row"
+        )
     untrained = trajectory.record.untrained
     return replace(layout, lost=dict(Counter(layout.lost) + Counter(untrained))) if untrained else layout
 

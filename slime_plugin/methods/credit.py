@@ -18,8 +18,6 @@ from slime_plugin.errors import LayoutError, nearest
 from slime_plugin.record import STATUSES, Meta
 from slime_plugin.record.schema import record_label
 
-EXCLUDED = frozenset({"aborted", "failed"})
-"""Statuses of rollouts that are neither in the baseline nor trained."""
 _EPSILON = 1e-6
 """Added to the standard deviation, as slime does."""
 
@@ -30,7 +28,7 @@ def group_advantages(metas: Sequence[Meta], *, std: bool = True) -> np.ndarray:
     advantages = np.full(len(metas), np.nan)
     groups: dict[object, list[int]] = {}
     for i, meta in enumerate(metas):
-        if meta.status not in EXCLUDED:
+        if not meta.excluded:
             groups.setdefault(meta.group, []).append(i)
     for members in groups.values():
         rewards = np.array([metas[i].reward for i in members], dtype=np.float64)
@@ -54,7 +52,7 @@ def _check(metas: Sequence[Meta]) -> None:
             raise LayoutError(
                 f"{label}: status {meta.status!r:.40} gets no credit; use {nearest(meta.status, STATUSES)}"
             )
-        if meta.status in EXCLUDED:
+        if meta.excluded:
             continue
         if meta.group is None:
             raise LayoutError(f"{label}: no group; set meta.group to the prompt it was sampled for")

@@ -26,6 +26,9 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 """A record may have another status; credit assignment refuses it, because aborted and failed rollouts leave the group's
 baseline and a misspelt status would not."""
 
+EXCLUDED: frozenset[str] = frozenset({"aborted", "failed"})
+"""Statuses of rollouts that are neither in the baseline of their group, nor trained, nor in a mean of rewards."""
+
 LARGEST_REWARD = 1e18
 """The square of a larger reward overflows float32, so its group could not be normalised."""
 
@@ -73,6 +76,10 @@ class Meta:
     weight_version: str | int | None = None
     extra: Mapping[str, Json] = field(default_factory=dict, hash=False)
     """All other keys: those of :attr:`report`, and a user's own."""
+
+    @property
+    def excluded(self) -> bool:
+        return self.status in EXCLUDED
 
     @cached_property
     def report(self) -> RolloutReport:

@@ -26,9 +26,9 @@ _MAIN = "main"
 class TurnReport:
     """One turn of the policy."""
 
-    span: Span
+    span: Span | None
     """Tape positions of its sampled tokens."""
-    finish: str
+    finish: str | None
     """Why sampling stopped: stop, length or abort."""
     kind: str = _MAIN
     """main, or the purpose of an agent's other requests: subagent, summary, auxiliary, retry."""
@@ -38,17 +38,28 @@ class TurnReport:
     """(weight version, tokens) of each part, if the weights changed while the turn was sampled."""
 
     def to_json(self) -> dict[str, Json]:
-        kind = self.kind if self.kind != _MAIN else None
-        optional = {"kind": kind, "asked": self.asked, "straddles": [list(part) for part in self.straddles]}
-        return {"span": list(self.span), "finish": self.finish} | {key: v for key, v in optional.items() if v}
+        values = {
+            "span": None if self.span is None else list(self.span),
+            "finish": self.finish,
+            "kind": self.kind if self.kind != _MAIN else None,
+            "asked": self.asked,
+            "straddles": [list(part) for part in self.straddles],
+        }
+        return {key: value for key, value in values.items() if value}
 
     @classmethod
     def read(cls, value: Json) -> TurnReport:
         parts = value.get("straddles", ())
         straddles = tuple((str(version), int(tokens)) for version, tokens in parts)
-        start, stop = value["span"]
+        span, finish = value.get("span"), value.get("finish")
         kind, asked = str(value.get("kind", _MAIN)), bool(value.get("asked", False))
-        return cls((int(start), int(stop)), str(value["finish"]), kind, asked, straddles)
+        return cls(
+            None if span is None else (int(span[0]), int(span[1])),
+            None if finish is None else str(finish),
+            kind,
+            asked,
+            straddles,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ class RolloutReport:
     error_kinds: Mapping[str, int] = field(default_factory=dict)
     """The same by kind (:data:`slime_plugin.rollout.tools.tool.ErrorKind`)."""
     turns: tuple[TurnReport, ...] = ()
+    removed: bool = False
+    """A filter took the rollout out of training. It stays in the baseline of its group."""
     sample: int | None = None
     """Index of slime's sample, which orders a batch."""
     discarded: int | None = None
@@ -113,6 +126,7 @@ class RolloutReport:
         values |= {name: dict(getattr(self, name)) for name in _COUNTS}
         values |= {name: [entry.to_json() for entry in getattr(self, name)] for name in _ENTRIES}
         values[WEIGHTS] = [list(entry) for entry in self.weights]
+        values["removed"] = self.removed or None
         always = {"turns"} if self.calls is not None else set()
         always |= {"conversations", "breaks"} if self.retokenised else set()
         return {key: value for key, value in values.items() if key in always or value not in (None, [], {})}
@@ -126,6 +140,7 @@ class RolloutReport:
         }
         return cls(
             **plain,
+            removed=extra.get("removed") is True,
             turns=tuple(_entries(extra.get("turns"), TurnReport.read)),
             conversations=tuple(_entries(extra.get("conversations"), ConversationReport.read)),
             weights=tuple((start, stop, weight) for start, stop, weight in extra.get(WEIGHTS, ())),

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from slime_plugin.errors import printable
 from slime_plugin.methods import METHODS, Layout, Totals, lay_out
-from slime_plugin.methods.credit import EXCLUDED
 from slime_plugin.record import Entry, Record
 from slime_plugin.report.formatting import format_number
 from slime_plugin.report.tables import number_table
@@ -59,7 +58,7 @@ def summarise(records: Iterable[Record]) -> dict[str, Any]:
 def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
     trajectory = Trajectory.of(record)
     counts, status = count(trajectory), record.meta.status
-    excluded = status in EXCLUDED
+    excluded = record.meta.excluded
     layouts = {
         name: Layout.left_out(name, record, status) if excluded else lay_out(trajectory, method)
         for name, method in METHODS.items()

@@ -79,7 +79,7 @@ class Tally:
         self.turns += turns
         self.tokens += int(record.generated.sum())
         self.edits += len(record.edits)
-        if record.meta.reward is not None:
+        if record.meta.reward is not None and not record.meta.excluded:
             self.rewards.append(record.meta.reward)
 
 

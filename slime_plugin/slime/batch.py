@@ -34,9 +34,9 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError, LayoutError, MemoryWalkerError
 from slime_plugin.methods import Layout, Method, Row, Totals, lay_out, method_of
 from slime_plugin.methods.base import OWN_COLUMN
-from slime_plugin.methods.credit import EXCLUDED, group_advantages
+from slime_plugin.methods.credit import group_advantages
 from slime_plugin.methods.row import idle_row
-from slime_plugin.record import Record
+from slime_plugin.record import Meta, Record, RolloutReport
 from slime_plugin.record.arrays import IntArray
 from slime_plugin.run.metrics import user_metrics
 from slime_plugin.slime.args import cell_of
@@ -82,12 +82,12 @@ class Batch:
     @classmethod
     def of(cls, samples: Sequence[Sample], cell: Cell) -> Batch:
         """Lay out slime's samples. Groups have to be complete."""
-        records = [with_current_reward(sample) for sample in samples]
+        records = [current_record(sample) for sample in samples]
         advantages = group_advantages([record.meta for record in records], std=cell.std)
         method, rollouts = method_of(cell.method), []
         for sample, record, advantage in zip(samples, records, np.nan_to_num(advantages).tolist(), strict=True):
-            trajectory, status = Trajectory.of(record), record.meta.status
-            cause = status if status in EXCLUDED else "removed" if sample.remove_sample else None
+            trajectory, meta = Trajectory.of(record), record.meta
+            cause = meta.status if meta.excluded else "removed" if meta.report.removed else None
             if cause is None:
                 layout = lay_out(trajectory, cell.method)
             else:  # it may be more than the method can lay out
@@ -135,7 +135,7 @@ class Batch:
             "rollout_log_probs": np.nan_to_num(row.rollout_logprobs[first:]),  # NaN where there is no loss
             "multimodal_train_inputs": per_token,
             "rewards": rollout.advantage,
-            "raw_reward": float(meta.reward or 0.0),
+            "raw_reward": _reward(meta),
             "truncated": int(meta.status == "truncated"),
             "sample_indices": rollout.number,
             "rollout_ids": rollout.number,
@@ -154,7 +154,8 @@ class Batch:
             totals.add(rollout.layout)
         reports = [record.meta.report for record in records]
         counts = [count(rollout.trajectory) for rollout in self.rollouts]
-        rewards = [float(record.meta.reward) for record in records if record.meta.reward is not None]
+        metas = [record.meta for record in records if not record.meta.excluded]
+        rewards = [float(meta.reward) for meta in metas if meta.reward is not None]
         return {
             "rollouts": len(records),
             "statuses": dict(Counter(record.meta.status for record in records)),
@@ -209,7 +210,7 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
     problem = next(batch.method.problems(None), None)
     if problem is not None:
         raise ConfigError(problem)
-    if all(rollout.record.meta.status in EXCLUDED for rollout in batch.rollouts):
+    if all(rollout.record.meta.excluded for rollout in batch.rollouts):
         meta = batch.rollouts[0].record.meta
         raise MemoryWalkerError(
             f"all {len(batch.rollouts)} rollouts were aborted or failed; the first is {meta.status}: "
@@ -220,19 +221,26 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> TrainData:
 
 def rewards_and_advantages(args: Namespace, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
     """Return both of every sample; 0 and 0 for an excluded one."""
-    metas = [with_current_reward(sample).meta for sample in samples]
+    metas = [current_record(sample).meta for sample in samples]
     advantages = np.nan_to_num(group_advantages(metas, std=cell_of(args).std))
-    return [float(meta.reward or 0.0) for meta in metas], advantages.tolist()
+    return [_reward(meta) for meta in metas], advantages.tolist()
 
 
-def with_current_reward(sample: Sample) -> Record:
-    """Return the record of a sample with the group and the reward that the sample has now.
+def _reward(meta: Meta) -> float:
+    """slime needs a number for every rollout."""
+    return 0.0 if meta.excluded else float(meta.reward or 0.0)
+
+
+def current_record(sample: Sample) -> Record:
+    """Return the record of a sample with the group and the reward that the sample has now, and whether it was removed.
 
     A group is the rollouts that slime started together: a question may come up twice in a batch.
     """
     record, reward = record_of(sample), sample.reward
     meta = record.meta if sample.group_index is None else replace(record.meta, group=sample.group_index)
-    if meta.status not in EXCLUDED and reward is not None:
+    if sample.remove_sample and not meta.report.removed:
+        meta = meta.with_report(RolloutReport(removed=True))
+    if not meta.excluded and reward is not None:
         if isinstance(reward, bool) or not isinstance(reward, int | float):
             raise ConfigError(
                 f"{record.label}: its sample has the reward {reward!r:.60}, not a number; choose one with --reward-key"

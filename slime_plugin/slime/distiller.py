@@ -116,11 +116,15 @@ class Distiller:
             self.schedule_file.begin(iteration, self.schedule)
         device = next(models[0].parameters()).device
         self.observed = torch.zeros(len(OBSERVED), dtype=torch.float64, device=device)
-        if self.settings.ema is not None and self.average is None:
-            self.average = MovingAverage(models, self.settings.ema)
+        self.open_average(models)
         self.coefficient = self.schedule.coefficient(iteration * len(self.rows) + step)
         if self.coefficient:
             self.run_teacher(step, models)
+
+    def open_average(self, models: Sequence[torch.nn.Module]) -> None:
+        """Begin the moving average with these weights, if there is to be one and there is none."""
+        if self.settings.ema is not None and self.average is None:
+            self.average = MovingAverage(models, self.settings.ema)
 
     def run_teacher(self, step: int, models: Sequence[torch.nn.Module]) -> None:
         with contextlib.nullcontext() if self.average is None else self.average.in_place():

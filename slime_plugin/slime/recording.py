@@ -20,7 +20,7 @@ from slime_plugin.run.files import replacing
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import flat_metrics
 from slime_plugin.slime.args import cell_of
-from slime_plugin.slime.batch import batch_of
+from slime_plugin.slime.batch import batch_of, current_record
 from slime_plugin.slime.retention import latest_checkpoint
 from slime_plugin.slime.samples import Sample, put_record, record_of, reward_of
 from slime_plugin.slime.tool_failures import ToolCalls
@@ -36,7 +36,7 @@ def record_rollouts(iteration: int, args: Namespace, samples: Sequence[Sample], 
     folder, cell = folder_of(args), cell_of(args)
     _sampled.add(getattr(args, "save", None))
     if cell.cluster.replay is None:
-        records = [record_of(sample) for sample in samples]
+        records = [current_record(sample) for sample in samples]  # as they are trained, so that a replay is the same
         if folder is not None:
             _write(folder.rollouts(iteration), records)
         refuse_failed_tools(folder, iteration, records, cell)

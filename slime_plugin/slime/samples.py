@@ -18,7 +18,6 @@ import numpy as np
 
 from slime_plugin.environments import open_environment
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.methods.credit import EXCLUDED
 from slime_plugin.record import Record, RolloutReport
 from slime_plugin.rollout.engine.sglang_client import SglangEngine
 from slime_plugin.rollout.environment import RolloutEnvironment, RolloutHandle
@@ -194,6 +193,6 @@ def record_of(sample: Sample) -> Record:
 def reward_of(sample: Sample) -> float:
     """Return the reward of the record; 0 for an excluded rollout, because slime needs a number."""
     record = record_of(sample)
-    if record.meta.reward is None and record.meta.status not in EXCLUDED:
+    if record.meta.reward is None and not record.meta.excluded:
         raise MemoryWalkerError(f"{record.label}: status {record.meta.status} but no reward")
     return float(record.meta.reward or 0.0)

@@ -73,8 +73,8 @@ class Training:
     def on_batch(self, rollout_data: dict[str, Any]) -> None:
         """Call before the first step of a batch. Removes the teacher rows, which slime cannot log."""
         teachers = rollout_data.pop("prompt", None)
-        if self.distiller is not None and teachers is not None:
-            self.distiller.on_batch(rollout_data, teachers)
+        if self.distiller is not None:
+            self.distiller.on_batch(rollout_data, teachers or [None] * len(rollout_data["rollout_ids"]))
 
     def before_step(self, iteration: int, step: int, models: Sequence[torch.nn.Module]) -> None:
         """Call with the weights of the step, before its first micro-batch."""

@@ -36,6 +36,14 @@ class Truth:
             rollouts.append(oracle.with_weights(rollout, entries) if entries else rollout)
         return replace(self, rollouts=rollouts)
 
+    def left_out(self) -> Truth:
+        """The same with a rollout of the first group that was aborted, and one of the second that a filter removed."""
+        rollouts = list(self.rollouts)
+        for number, changes in ((2, {"status": "aborted", "reward": None}), (5, {"extra": {"removed": True}})):
+            record = rollouts[number].record
+            rollouts[number] = replace(rollouts[number], record=record.with_meta(replace(record.meta, **changes)))
+        return replace(self, rollouts=rollouts)
+
     def job(self, **settings: Any) -> Job:
         records = [rollout.record for rollout in self.rollouts]
         return Job(self.folder, records, self.references, objective=self.objective, **settings)

@@ -28,6 +28,7 @@ from slime_plugin.local.passes import Passes
 from slime_plugin.local.rank import provided_models, reduced_sums
 from slime_plugin.local.sample import recorded_samples
 from slime_plugin.methods import lay_out
+from slime_plugin.methods.row import idle_row
 from slime_plugin.record import Record
 from slime_plugin.slime.args import args_of
 from slime_plugin.slime.batch import Batch
@@ -119,7 +120,11 @@ def _batch(job: Job, args: Namespace, method: Method, trainer: Trainer, context_
     if job.ones:
         for inputs, tokens in zip(data["multimodal_train_inputs"], data["tokens"], strict=True):
             inputs["weight"] = np.ones(len(tokens), dtype=np.float32)
-    rows = [(r, row) for r, record in enumerate(job.records) for row in lay_out(record, method).rows]
+    rows = [
+        (r, row)
+        for r, record in enumerate(job.records)
+        for row in ([idle_row(record)] if is_left_out(record) else lay_out(record, method).rows)
+    ]
     per_token = {"ref_log_probs": job.references} | ({} if job.old is None else {"log_probs": job.old})
     for key, columns in per_token.items():
         data[key] = [
@@ -140,6 +145,10 @@ def _batch(job: Job, args: Namespace, method: Method, trainer: Trainer, context_
                 for value, length, response in sizes
             ]
     return parts
+
+
+def is_left_out(record: Record) -> bool:
+    return record.meta.status == "aborted" or record.meta.report.removed
 
 
 def own_response(length: int, response: int, rank: int, ranks: int) -> list[int]:

@@ -176,9 +176,12 @@ def grpo(
     says, and is still one token of the mean.
     """
     logged = [rollout.record.logprobs for rollout in rollouts] if old is None else old
-    metas = [rollout.record.meta for rollout in rollouts]
+    metas = [rollout.record.meta for rollout in rollouts if rollout.record.meta.status != "aborted"]
     losses = []
     for scored, rollout, reference, before in zip(scores, rollouts, references, logged, strict=True):
+        if is_left_out(rollout):
+            losses.append(torch.zeros((), dtype=torch.float64))
+            continue
         group = [float(meta.reward or 0.0) for meta in metas if meta.group == rollout.record.meta.group]
         spread = statistics.stdev(group)
         centred = float(rollout.record.meta.reward or 0.0) - statistics.mean(group)
@@ -207,13 +210,19 @@ def distillation(students: Sequence[Scores], teachers: Sequence[Scores], rollout
     losses = []
     for student, teacher, rollout in zip(students, teachers, rollouts, strict=True):
         total = torch.zeros((), dtype=torch.float64)
-        for position in diverging(rollout):
+        for position in [] if is_left_out(rollout) else diverging(rollout):
             target = torch.softmax(teacher[position][1].detach(), -1)
             kl = (target * (target.log() - torch.log_softmax(student[position][1], -1))).sum()
             counts = counts_for(rollout.record, position)
             total = total + counts * kl if counts else total
         losses.append(total / len(student))
     return torch.stack(losses).mean()
+
+
+def is_left_out(rollout: Rollout) -> bool:
+    """Whether it is not trained. It is a rollout of the batch's mean all the same."""
+    meta = rollout.record.meta
+    return meta.status == "aborted" or bool(meta.extra.get("removed"))
 
 
 def with_weights(rollout: Rollout, weights: list[list[float]]) -> Rollout:

@@ -135,7 +135,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
                     1.0,
                     "completed",
                     "9",
-                    {"turns": [{"span": [4, 7], "finish": "stop", "straddles": [["8", 1], ["9", 2]]}]},
+                    {"turns": [{"straddles": [["8", 1], ["9", 2]]}]},
                 ),
             ):
                 store.append(with_meta(oracle.simulate(90), meta).record)

@@ -14,7 +14,7 @@ from slime_plugin.config.parallel import Parallelism
 from slime_plugin.train.ranks import run_ranks
 from tests.train.conftest import Truth
 from tests.train.jobs import Job, Outcome, distilling, update
-from tests.train.oracle import diverging
+from tests.train.oracle import diverging, is_left_out
 
 EXACT: list[Method] = [LogitTree(), Mask4d(packing="replicated"), Mask4d(packing="trie"), Mask4d(budget=60)]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
@@ -79,6 +79,13 @@ def test_float32(split: str, truth: Truth) -> None:
     check(truth, torch.float32, replicas, **settings)
 
 
+@pytest.mark.parametrize("split", ["one process", "tp2 pp2 sp", "cp2 dp2"])
+def test_rollouts_that_are_not_trained_count_in_the_mean(split: str, truth: Truth) -> None:
+    """One that was aborted leaves the baseline of its group, too; one that a filter removed does not."""
+    settings, replicas = SPLITS[split]
+    check(truth.left_out(), torch.float64, replicas, **settings)
+
+
 @pytest.mark.parametrize("split", ["one process", "tp2 pp2 sp", "cp2", "recompute"])
 def test_fused_rope(split: str, truth: Truth) -> None:
     """As on CUDA: the kernel reads row i of the table for token i of its sequence, and a tree is one sequence."""
@@ -125,7 +132,8 @@ def check(truth: Truth, dtype: torch.dtype, replicas: int, **settings: Any) -> N
         assert outcome.sums["loss"] == pytest.approx(loss, rel=TOLERANCE[dtype])
         assert worst(outcome, gradients)[0] < TOLERANCE[dtype], worst(outcome, gradients)
     loss, gradients = truth.distilled(dtype, DISTIL)
-    assert sdcc.sums["leaves"] == sum(len(diverging(rollout)) for rollout in truth.rollouts)
+    trained = [rollout for rollout in truth.rollouts if not is_left_out(rollout)]
+    assert sdcc.sums["leaves"] == sum(len(diverging(rollout)) for rollout in trained)
     assert sdcc.sums["loss"] == pytest.approx(loss, rel=TOLERANCE[dtype])
     assert worst(sdcc, gradients)[0] < TOLERANCE[dtype], worst(sdcc, gradients)
 

@@ -18,7 +18,7 @@ import numpy as np
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
-from slime_plugin.config.method import CustomMethod
+from slime_plugin.config.method import METHODS, CustomMethod
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.local.scorer import CompareSettings, ScoredIteration, StartProgress, check_records
 from slime_plugin.methods import DENOMINATOR
@@ -45,12 +45,12 @@ def compare_run(
 ) -> dict[str, Any]:
     """Compare methods on the rollouts of a training run, each scored with the weights that sampled it.
 
-    The method of the run is compared as the run has it, also if it is the user's own. Writes ``comparison.json`` and
+    The method of the run is compared with its settings there, also if it is the user's own. Writes ``comparison.json`` and
     ``comparison/`` into the run, and returns the former.
     """
     cell = parse_config(folder.read_settings(), Cell, str(folder.settings))
     by_type = {method.type: method for method in settings.methods}
-    if cell.method.type in by_type or isinstance(cell.method, CustomMethod):
+    if isinstance(cell.method, CustomMethod) or by_type.get(cell.method.type) == METHODS[cell.method.type]:
         by_type[cell.method.type] = cell.method
     found = _Inputs()
     found.add_run(folder, settings.iterations, log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample, recorded_samples
 from slime_plugin.methods import lay_out
-from slime_plugin.record import Meta, Record
+from slime_plugin.record import Meta, Record, read_records
+from slime_plugin.report.summary import summarise
+from slime_plugin.rollout.runner import Tally
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.batch import Batch, batch_of
 from slime_plugin.slime.samples import put_record, question_of, record_of
@@ -127,6 +130,37 @@ def test_a_rollout_that_a_filter_removed_stays_in_the_baseline() -> None:
     metrics = Batch.of(samples, Cell(method=LogitTree(), std=False)).metrics()
     assert metrics["lost"] == {"removed": int(record_of(samples[1]).generated.sum())}
     assert metrics["trained"] == sum(int(mask.sum()) for mask in data["loss_masks"]), "metrics count what is trained"
+
+
+def test_an_excluded_rollout_counts_in_no_mean_of_rewards() -> None:
+    """Also if somebody gave it one. All that print a mean print the same."""
+    rollouts = batch((0.0, 0.5, 1.0, 0.25), ("completed", "truncated", "aborted", "completed"))
+    samples = samples_of(rollouts)
+    data = train_data(samples, Cell(method=Mask4d()))
+    assert Batch.of(samples, Cell(method=Mask4d())).metrics()["reward"] == 0.25
+    assert data["raw_reward"][data["rollout_ids"].index(2)] == 0.0
+    assert summarise(rollout.record for rollout in rollouts)["total"]["reward"] == 0.25
+    totals = Tally(4)
+    for rollout in rollouts:
+        totals.add(rollout.record, 1)
+    assert totals.reward == 0.25
+
+
+def test_a_job_records_what_it_trains(tmp_path: Path) -> None:
+    """A filter and another judge are between sampling and training: a replay of the store has to be the same."""
+    samples = samples_of(batch((1.0, 0.0, 0.0, 0.5)))
+    samples[1].remove_sample = True
+    samples[3].reward = 2.0
+    args = args_of(LogitTree(), std=False)
+    args.save, metrics = str(tmp_path / "checkpoints"), dict[str, Any]()
+    hooks.rollout_log(0, args, samples, metrics, 1.0)
+    stored = list(read_records([tmp_path / "rollout-00000.records"]))
+    assert [record.meta.report.removed for record in stored] == [False, True, False, False]
+    assert [record.meta.reward for record in stored] == [1.0, 0.0, 0.0, 2.0]
+    again = recorded_samples(stored)
+    replayed, trained = (train_data(found, cell_of(args)) for found in (again, samples))
+    np.testing.assert_equal(replayed, trained)
+    assert Batch.of(again, cell_of(args)).metrics() == batch_of(args, samples).metrics()
 
 
 def test_a_batch_is_laid_out_once_for_metrics_and_train_data() -> None:

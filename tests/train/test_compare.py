@@ -337,6 +337,27 @@ def test_ranks_share_the_work(compared: tuple[Run, Result], tmp_path: Path, spli
         assert part["cost"] > 0
 
 
+def test_the_method_of_a_run_is_compared_as_the_run_has_it(trained: Run, tmp_path: Path) -> None:
+    copy = trained.copy(tmp_path / "run")
+    copy.settings.write_text(json.dumps({"cell": {"method": {"type": "mask4d", "packing": "replicated"}}}))
+    assert run("compare", str(copy.path), "--repeats", "0", "--methods", "mask4d").exit_code == 0
+    found = json.loads(copy.comparison.read_text())["methods"]["mask4d"]
+    records = [scored.record for scored in trained.scored if scored.iteration in COMPARED]
+    replicated, trie = (
+        sum(len(row) for record in records for row in lay_out(record, Mask4d(packing=packing)).rows)
+        for packing in ("replicated", "trie")
+    )
+    assert found["tokens"] == replicated > trie
+
+
+def test_a_method_that_is_only_scored_has_no_cost(trained: Run) -> None:
+    settings = CompareSettings((NaiveCompressed(), Mask4d(packing="union")), iterations=1, repeats=1)
+    value = compare_run(trained.copy(trained.folder.path.with_name("union")), settings)
+    assert value["methods"]["mask4d"]["cost"] is None
+    assert value["methods"]["mask4d"]["logdiff"]["mean"] > 1e-3
+    assert value["methods"]["naive_compressed"]["cost"] == 1.0
+
+
 def test_some_methods_some_iterations(compared: tuple[Run, Result], tmp_path: Path) -> None:
     trained, _ = compared
     copy = trained.copy(tmp_path / "run")

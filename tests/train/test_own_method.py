@@ -25,6 +25,7 @@ from slime_plugin.local.scorer import CompareSettings, Scorer
 from slime_plugin.methods import Layout, Row, TrainedTokens, lay_out, method_of, teachers_of
 from slime_plugin.methods.mask4d import Mask4dMethod
 from slime_plugin.methods.naive_compressed import NaiveCompressedMethod
+from slime_plugin.methods.sdcc import SdccMethod
 from slime_plugin.planner.job import GPUS
 from slime_plugin.planner.plan import plan_job
 from slime_plugin.record import Record, StoreWriter, dump_record
@@ -132,6 +133,21 @@ def test_it_is_compared_and_reported_under_its_name(truth: Truth, tmp_path: Path
     page = tmp_path / "page.html"
     assert run("report", str(folder.path), "--out", str(page)).exit_code == 0
     assert NAME in page.read_text()
+
+
+class TwoStudents(SdccMethod):
+    """A teacher belongs to the student row, and here are two."""
+
+    def lay_out(self, trajectory: Trajectory) -> Layout:
+        layout = super().lay_out(trajectory)
+        return replace(layout, rows=layout.rows * 2)
+
+
+def test_a_teacher_has_one_student(truth: Truth) -> None:
+    record = next(r.record for r in truth.rollouts if oracle.diverging(r))
+    method = CustomMethod(type=f"{__name__}:TwoStudents")
+    with pytest.raises(LayoutError, match=r"1 teacher rows for 2 rows of .*TwoStudents; a rollout has one student row"):
+        lay_out(record, method)
 
 
 def test_a_job_is_planned_by_its_cost() -> None:

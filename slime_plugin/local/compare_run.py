@@ -45,8 +45,8 @@ def compare_run(
 ) -> dict[str, Any]:
     """Compare methods on the rollouts of a training run, each scored with the weights that sampled it.
 
-    The method of the run is compared with its settings there, also if it is the user's own. Writes ``comparison.json`` and
-    ``comparison/`` into the run, and returns the former.
+    The method of the run is compared with its settings there, even if it is the user's own. Writes ``comparison.json``
+    and ``comparison/`` into the run, and returns the former.
     """
     cell = parse_config(folder.read_settings(), Cell, str(folder.settings))
     by_type = {method.type: method for method in settings.methods}

@@ -42,6 +42,7 @@ SECRETS = {
     "FIRECRAWL_API_KEY": "secret-3",
 }
 
+EXPANDABLE = "SLIME_ENABLE_EXPANDABLE_SEGMENTS"
 DRIVER = """
 import contextlib, json, os, pathlib, sys, time
 import ray
@@ -338,7 +339,7 @@ class Job:
             "SECRET": json.dumps(list(SECRETS)),
             "REPORT": str(here / "report.json"),
             "RANKS": str(ranks),
-            "LOOK_FOR": json.dumps([*SECRETS, "no_proxy", "TENSORBOARD_DIR"]),
+            "LOOK_FOR": json.dumps([*SECRETS, "no_proxy", "TENSORBOARD_DIR", EXPANDABLE]),
             **environment,
         }
         job = subprocess.Popen(
@@ -397,12 +398,13 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_two_hosts_from_start_to_end(job: Job) -> None:
     """Nodes join, secrets reach ranks and nothing else, a second start is refused, the exit code is the driver's."""
-    job.start("cluster.sh", hosts=HOSTS, ranks=2)
+    job.start("cluster.sh", "cluster.rollout_nodes=1", hosts=HOSTS, ranks=2)
     report = job.report()
     assert len({rank["host"] for rank in report["ranks"]}) == 2
     for rank in report["ranks"]:
         assert {"127.0.0.1", "127.0.0.2"} <= set(rank["environment"].pop("no_proxy").split(","))
         assert rank["environment"].pop("TENSORBOARD_DIR") == str(job.run / "tensorboard")
+        assert rank["environment"].pop(EXPANDABLE) == "1"  # engines have GPUs of their own
     assert [rank["environment"] for rank in report["ranks"]] == [SECRETS, SECRETS]
     assert report["shown"] == []
     check_command_line(report["words"])

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from environment import ROOT, passed
+from environment import ROOT, allocator, passed
 
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=15"
 PORTS = range(20_000, 30_000)
@@ -119,7 +119,11 @@ def main() -> int:
         "run": str(args.run),
         "began": time.strftime("%Y%m%d-%H%M%S"),
         "address": f"{names[0].rpartition('@')[2] if args.hosts else '127.0.0.1'}:{port}",
-        "environment": {**ray_token(), **passed([key for key in args.keys.split(",") if key])},
+        "environment": {
+            **ray_token(),
+            **allocator(args.flags),
+            **passed([key for key in args.keys.split(",") if key]),
+        },
         "driver": None,
         "hosts": [name.rpartition("@")[2] for name in names],
         "gpus": args.gpus,

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slime_plugin.cluster.flags import check_command_line
@@ -30,12 +30,27 @@ def main(words: Sequence[str] | None = None) -> None:
         train = slime_train()
         args = parsed(words)
         check_args(args)
-        refuse(missing_here(cell_of(args)))  # the launch may have been typed on another machine
+        # The launch may have been typed on another machine.
+        refuse([*allocator_problems(args, os.environ), *missing_here(cell_of(args))])
     except MemoryWalkerError as error:
         for line in str(error).splitlines():
             print(f"Error: {line}", file=sys.stderr)
         sys.exit(1)
     train(args)
+
+
+def allocator_problems(args: Namespace, environment: Mapping[str, str]) -> Iterator[str]:
+    """Ranks could not free their GPU memory for the engines: torch_memory_saver does not see expandable segments."""
+    if not getattr(args, "offload_train", False):
+        return
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "expandable_segments:true" in environment.get(name, "").lower():
+            yield f"{name}: expandable segments do not work with --offload-train; leave them out"
+    if environment.get("SLIME_ENABLE_EXPANDABLE_SEGMENTS") == "1":
+        yield (
+            "SLIME_ENABLE_EXPANDABLE_SEGMENTS: is 1, which does not work with --offload-train; unset it, or give the "
+            "engines nodes of their own (cluster.rollout_nodes)"
+        )
 
 
 def parsed(words: Sequence[str]) -> Namespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,14 @@ class TestDriver:
         with pytest.raises(SystemExit):
             driver.main(["--num-rollout", "3"])
         assert "Error: slime: not installed; docker/slime.Dockerfile" in capsys.readouterr().err
+
+    def test_ranks_that_sleep_cannot_have_expandable_segments(self) -> None:
+        variables = {"SLIME_ENABLE_EXPANDABLE_SEGMENTS": "1", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        sleeping, awake = Namespace(offload_train=True), Namespace(offload_train=False)
+        named = [problem.partition(":")[0] for problem in driver.allocator_problems(sleeping, variables)]
+        assert sorted(named) == sorted(variables)
+        assert list(driver.allocator_problems(awake, variables)) == []
+        assert list(driver.allocator_problems(sleeping, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"})) == []
 
     def test_it_runs_the_train_beside_the_package(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

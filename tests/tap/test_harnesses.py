@@ -133,7 +133,7 @@ def workspace(tmp_path: Path) -> Path:
     """Files of about a thousand tokens."""
     folder = tmp_path / "workspace"
     folder.mkdir()
-    words = (ROOT / "README.md").read_text(encoding="utf-8") * 4
+    words = (ROOT / "README.md").read_text(encoding="utf-8") * 6
     for i in range(40):
         (folder / f"file{i}.txt").write_text(f"file {i}\n{words[1000 * i : 1000 * i + 3500]}", encoding="utf-8")
     return folder

@@ -148,7 +148,7 @@ def test_the_staircase_scales_to_any_width() -> None:
         assert max(map(len, lines)) <= width
         strips = [line for line in lines if line.startswith("layer")]
         assert ["▒" in strip for strip in strips] == [True] * 4
-        assert ["▓" in strip for strip in strips] == [True, True, True, False], "generated, evicted next"
+        assert ["▓" in strip for strip in strips] == [True, True, True, False], "sampled, evicted next"
         assert ["█" in strip for strip in strips] == [True] * 4
     lines = run("record", "show", MEMEX, "--width", "60").stdout.splitlines()
     strips = [line for line in lines if line.startswith("layer")]

@@ -276,7 +276,7 @@ def test_sdcc_says_when_it_was_switched_off(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "soft", lines=[*lines, iteration(0)], method="sdcc")
     page = Page(run_page([folder]))
     assert page.series("KL at diverging leaves")["KL per leaf"] == [(0, 2.0), (1, None), (2, 12.0), (3, None)]
-    assert page.series("Weight of the KL")["weight"][-1] == (3, 0.0)
+    assert page.series("Coefficient of the KL")["coefficient"][-1] == (3, 0.0)
     assert f"The KL was switched off at step 3: {reason}." in page.text
     layout = page.figure("KL at diverging leaves")["layout"]
     assert [(note["text"], note["x"]) for note in layout["annotations"] if "off" in note["text"]] == [

@@ -59,7 +59,7 @@ def score(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
 
 def _print_summary(summary: dict[str, Any], method: Method, model: Path) -> None:
     out = console()
-    out.print(f"{method_of(method).description} on {model}: |trainer - rollout| per trained token, in nats\n")
+    out.print(f"{method_of(method).description} on {model}: |logdiff| per trained token, in nats\n")
     table = number_table(("", "tokens", "mean", "max"))
     rows = {"all": {"tokens": summary["tokens"], **summary["logdiff"]}}
     rows |= {format_place(name, "first 16", "later"): place for name, place in summary["places"].items()}
@@ -70,7 +70,7 @@ def _print_summary(summary: dict[str, Any], method: Method, model: Path) -> None
     out.print(f"\n{trained}; not trained: {format_lost(summary['lost'])}")
     out.print(
         f"k3 {format_number(summary['k3'])}, multiplicative error {format_number(summary['multiplicative_error'])}, "
-        f"mean of trainer - rollout {format_number(summary['signed_logdiff'])}"
+        f"mean logdiff {format_number(summary['signed_logdiff'])}"
     )
     leaves = summary["leaves"]
     if leaves["number"]:

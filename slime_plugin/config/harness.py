@@ -146,7 +146,7 @@ class ClaudeCode(BlackBox):
     background: bool = False
     """Allow commands and subagents that run in the background; when they end depends on the machine."""
     compact_at: int | None = Field(default=None, ge=1)
-    """Context size in tokens at which it compacts. If not set, its own default: the length of the context less the
+    """Context size in tokens at which it compacts. If not set, its own default: the length of the context minus the
     tokens of a turn (at most 20000 of them) and 13000, which is much of a short context."""
 
 
@@ -161,7 +161,7 @@ class OpenCode(BlackBox):
     run without asking for permission."""
     compact_at: int | None = Field(default=None, ge=1)
     """Context size in tokens, with the last turn, at which it compacts. If not set, its own default: the length of the
-    context less the tokens of a turn."""
+    context minus the tokens of a turn."""
     keep_tokens: int | None = Field(default=None, ge=0)
     """Tokens of the last turns that a compaction keeps unchanged. If not set, a quarter of ``compact_at``, within 2000
     to 15000."""

@@ -53,7 +53,7 @@ class Distillation(Frozen):
     weight: float = Field(default=0.1, ge=0)
     """Coefficient of the KL after warm-up; 0 is exactly the method without a teacher."""
     warmup: float = Field(default=0.2, ge=0, le=1)
-    """Share of the update steps over which the weight ramps up from 0."""
+    """Share of the update steps over which the coefficient ramps up from 0."""
     top_k: int | None = Field(default=None, ge=1)
     """Compare only the teacher's k most likely tokens and one bucket for the rest. The whole vocabulary if not set."""
     ema: float | None = Field(default=None, gt=0, lt=1)

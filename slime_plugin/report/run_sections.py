@@ -42,7 +42,7 @@ _OPTIMISATION = (
     ("entropy", "Entropy", "nats", True),
     ("grad_norm", "Gradient norm", "norm", True),
     ("reference_kl", "KL to the reference", "nats", True),
-    ("logdiff", "|trainer - rollout| at the step", "nats", True),
+    ("logdiff", "|logdiff| at the step", "nats", True),
     ("k3", "KL to the rollout policy (k3)", "nats", True),
     ("clipped", "Clipped ratios", "share", True),
     ("ratio", "Mean ratio", "ratio", False),
@@ -71,10 +71,10 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     yield _section("reward", page.by_harness(page.rewards), "There are no rewards yet; memorywalker train writes them.")
     yield Section("logdiff", page.by_harness(page.logdiff), page.not_compared("the logdiff of the other methods"))
     if edited:
-        missing = page.not_compared("logdiff at junctions under other methods")
+        missing = page.not_compared("logdiff by place under other methods")
         yield Section("junctions", page.by_run(page.places), missing)
     else:
-        yield Section("junctions", missing=["No rollout was edited: there are no junctions."])
+        yield Section("junctions", missing=["No rollout was edited: there is nothing to compare by place."])
     groups = page.by_run(page.leaves)
     if any(groups.values()) or any(_distils(run) for run in runs):
         yield _section("sdcc", groups, "No step had a diverging leaf so far: the teacher had nothing to do.")
@@ -142,7 +142,7 @@ class _Page:
             format_place(place): {name: run.compared(name, "places", place, "mean") for name in compared}
             for place in dict.fromkeys(place for method in compared.values() for place in method.get("places", {}))
         }
-        yield from dot_chart("By the last edit", rows, self.methods, x="mean |trainer - rollout|, nats per token")
+        yield from dot_chart("By the last edit", rows, self.methods, x="mean |logdiff|, nats per token")
         lines = [
             self._line(name, [(line["junction"], number(line, "mean")) for line in method.get("junctions", [])])
             for name, method in compared.items()
@@ -167,8 +167,8 @@ class _Page:
         lines = _series({"KL per leaf": kl, "Pinsker bound, sqrt(KL / 2)": run.over_steps("pinsker")}, dots=True)
         title = "KL at diverging leaves"
         yield from line_chart(title, lines, x="step", y="nats", log=True, levels=levels, marks=marks)
-        lines = _series({"weight": run.over_steps("sdcc_weight")})
-        yield from line_chart("Weight of the KL", lines, x="step", y="weight", zero=True, marks=marks)
+        lines = _series({"coefficient": run.over_steps("sdcc_weight")})
+        yield from line_chart("Coefficient of the KL", lines, x="step", y="coefficient", zero=True, marks=marks)
         lines = _series({"leaves": run.over_steps("leaves")}, dots=True)
         yield from line_chart("Diverging leaves per step", lines, x="step", y="leaves", zero=True)
         keys = {"student": "student_entropy", "teacher": "teacher_entropy", "mean distance": "entropy_gap"}

@@ -42,9 +42,9 @@ _MEANINGS = {
     Role.ABSENT: "not in the live context",
     Role.PROMPT: "prompt",
     Role.CONTEXT: "context",
-    Role.GENERATED: "generated here",
+    Role.GENERATED: "sampled here",
     Role.EVICTED: "evicted next",
-    Role.GENERATED_EVICTED: "generated, evicted next",
+    Role.GENERATED_EVICTED: "sampled, evicted next",
     Role.RESTORED: "restored",
 }
 SHOWN = (Role.PROMPT, Role.CONTEXT, Role.GENERATED, Role.EVICTED, Role.GENERATED_EVICTED, Role.RESTORED)

@@ -61,7 +61,7 @@ def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
     counts, status = count(trajectory), record.meta.status
     excluded = status in EXCLUDED
     layouts = {
-        name: Layout.left_out(name, record, status) if excluded else lay_out(trajectory, method)
+        name: Layout.all_lost(name, record, status) if excluded else lay_out(trajectory, method)
         for name, method in METHODS.items()
     }
     for tally in tallies:

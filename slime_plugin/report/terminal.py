@@ -98,7 +98,7 @@ def _blocks(roles: NDArray[np.uint8], room: int, ascii_only: bool) -> Text:
 def bucket_roles(roles: NDArray[np.uint8], scale: int) -> list[int]:
     """One role for every ``scale`` tokens: the most frequent, but each run of what one looks for keeps a column.
 
-    >>> bucket_roles(np.array([1, 1, 1, 1, 1, 3, 1, 1, 1], dtype=np.uint8), 3)  # one generated token in nine
+    >>> bucket_roles(np.array([1, 1, 1, 1, 1, 3, 1, 1, 1], dtype=np.uint8), 3)  # one sampled token in nine
     [1, 3, 1]
     """
     columns = np.arange(roles.size) // scale

@@ -91,7 +91,7 @@ class Batch:
             if cause is None:
                 layout = lay_out(trajectory, cell.method)
             else:  # it may be more than the method can lay out
-                layout, advantage = Layout.left_out(method.name, record, cause), 0.0
+                layout, advantage = Layout.all_lost(method.name, record, cause), 0.0
             rollouts.append(LaidOut(sample.index or 0, record, trajectory, layout, places_of(trajectory), advantage))
         return cls(method, tuple(rollouts), cell.tracking.metrics)
 

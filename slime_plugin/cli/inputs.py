@@ -12,7 +12,7 @@ import click
 from slime_plugin.cli.output import with_progress
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import load_config, parse_config
-from slime_plugin.config.method import PACKINGS, Method
+from slime_plugin.config.method import PACKINGS, MethodSettings
 from slime_plugin.errors import MemoryWalkerError, nearest, printable
 from slime_plugin.methods import METHODS, method_of
 from slime_plugin.record import Entry, Record, read_entries
@@ -42,7 +42,7 @@ def method_name(name: str) -> str:
     return name
 
 
-def method_names(text: str) -> tuple[Method, ...]:
+def method_names(text: str) -> tuple[MethodSettings, ...]:
     """The type of ``--methods A,B``: methods, in the order in which they are compared."""
     names = dict.fromkeys(method_name(name.strip()) for name in text.split(","))
     own = [named_method({"type": name}) for name in names if name not in METHODS]
@@ -171,7 +171,7 @@ def sound_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record
             yield entry.record
 
 
-def chosen_method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> Method:
+def chosen_method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> MethodSettings:
     """Return the method that the options of :func:`METHOD` choose."""
     if (name is None) == (config is None):
         raise click.UsageError("give either --method or --config")
@@ -187,7 +187,7 @@ def chosen_method(name: str | None, packing: str | None, budget: int | None, con
     return named_method({"type": name, **given})
 
 
-def named_method(settings: dict[str, Any]) -> Method:
+def named_method(settings: dict[str, Any]) -> MethodSettings:
     """Return the method with these settings; it can be laid out by."""
     method = parse_config({"method": settings}, Cell, "command line").method
     method_of(method)  # or its code cannot be imported, or its settings are wrong

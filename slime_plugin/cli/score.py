@@ -12,7 +12,7 @@ import click
 from slime_plugin.cli.inputs import FILES, METHOD, MODEL, all_sound_records, chosen_method
 from slime_plugin.cli.output import console
 from slime_plugin.cli.scoring import scores_of
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.methods import method_of
 from slime_plugin.record.arrays import to_json_floats
 from slime_plugin.report.formatting import format_lost, format_number, format_place
@@ -57,7 +57,7 @@ def score(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     sys.exit(1 if damaged else 0)
 
 
-def _print_summary(summary: dict[str, Any], method: Method, model: Path) -> None:
+def _print_summary(summary: dict[str, Any], method: MethodSettings, model: Path) -> None:
     out = console()
     out.print(f"{method_of(method).description} on {model}: |logdiff| per trained token, in nats\n")
     table = number_table(("", "tokens", "mean", "max"))

@@ -58,7 +58,7 @@ class _ByType:
 
 
 BY_TYPE = _ByType()
-"""Annotates a union of models, of which ``type`` chooses one: ``Annotated[TcRag | CustomEditor, BY_TYPE]``."""
+"""Annotates a union of models, of which ``type`` chooses one: ``Annotated[TcRag | CustomHarness, BY_TYPE]``."""
 
 
 def load_object(path: str, where: str) -> Any:

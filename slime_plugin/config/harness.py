@@ -169,17 +169,17 @@ class OpenCode(BlackBox):
     """Replace old tool results by a note once there are many of them."""
 
 
-class CustomEditor(Custom):
-    """A subclass of ``slime_plugin.rollout.editors.Editor`` of your own; ``docs/extend.md`` walks through one.
+class CustomHarness(Custom):
+    """A subclass of ``slime_plugin.rollout.editors.Editor`` or ``slime_plugin.agents.Driver`` of your own.
 
-    Or of ``slime_plugin.agents.Driver``: a black box of your own.
+    ``docs/extend.md`` walks through both.
     """
 
     workload: ClassVar = TcRag.workload
 
 
 Harness = Annotated[
-    SearchR1 | TcRag | AgentFold | MemexRL | ClaudeCode | OpenCode | CustomEditor,
+    SearchR1 | TcRag | AgentFold | MemexRL | ClaudeCode | OpenCode | CustomHarness,
     BY_TYPE,
 ]
 

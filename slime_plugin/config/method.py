@@ -79,7 +79,9 @@ class CustomMethod(Custom):
         return hash(self.model_dump_json())
 
 
-Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc | CustomMethod, BY_TYPE]
+MethodSettings = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc | CustomMethod, BY_TYPE]
 
-METHODS = cast("dict[str, Method]", {name: model() for model in models_in(Method) if (name := tag_of(model))})
+METHODS = cast(
+    "dict[str, MethodSettings]", {name: model() for model in models_in(MethodSettings) if (name := tag_of(model))}
+)
 """The defaults of every method by its name, in the order in which they are compared."""

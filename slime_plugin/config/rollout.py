@@ -63,7 +63,7 @@ class Rollout(Frozen):
     so that top_p and top_k make training off-policy."""
 
 
-class Engine(Frozen):
+class EngineSettings(Frozen):
     """The SGLang server, or the router in front of several."""
 
     url: Url | None = None

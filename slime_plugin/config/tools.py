@@ -141,5 +141,5 @@ class CustomTool(Custom):
     """A class of your own with ``schema`` and ``async __call__``, as in :mod:`slime_plugin.rollout.tools.tool`."""
 
 
-Tool = Annotated[Search | Visit | CustomTool, BY_TYPE]
-Tools = Annotated[tuple[Tool, ...], Field(strict=False)]  # YAML has lists, and a strict tuple refuses them
+ToolSettings = Annotated[Search | Visit | CustomTool, BY_TYPE]
+Tools = Annotated[tuple[ToolSettings, ...], Field(strict=False)]  # YAML has lists, and a strict tuple refuses them

@@ -32,7 +32,7 @@ from slime_plugin.run.folder import RunFolder
 if TYPE_CHECKING:
     from slime_plugin.local.compare import Comparison
 
-Log = Callable[[str], None]
+OnMessage = Callable[[str], None]
 """Called with a line on what is left out and why."""
 
 
@@ -43,7 +43,7 @@ def compare_run(
     folder: RunFolder,
     settings: CompareSettings = _DEFAULTS,
     progress: StartProgress = lambda total: lambda done: None,
-    log: Log = lambda line: None,
+    log: OnMessage = lambda line: None,
 ) -> dict[str, Any]:
     """Compare methods on the rollouts of a training run, each scored with the weights that sampled it.
 
@@ -65,7 +65,7 @@ def compare_records(
     model: Path,
     settings: CompareSettings = _DEFAULTS,
     progress: StartProgress = lambda total: lambda done: None,
-    log: Log = lambda line: None,
+    log: OnMessage = lambda line: None,
 ) -> dict[str, Any]:
     """Compare methods on records outside a training run, all sampled by one model. Writes into a folder of stores."""
     found = _Inputs()
@@ -88,7 +88,7 @@ class _Inputs:
     skipped: list[int] = field(default_factory=list)
     """Iterations whose weights were removed."""
 
-    def add(self, iteration: int, weights: Path, records: Path, version: str | None, log: Log) -> None:
+    def add(self, iteration: int, weights: Path, records: Path, version: str | None, log: OnMessage) -> None:
         """Add the records of an iteration. ``version`` is that of the weights; if it is None, records have to agree."""
         usable: list[Record] = []
         expected = version
@@ -112,7 +112,7 @@ class _Inputs:
         if usable:
             self.batches.append(ScoredIteration(iteration, weights, tuple(usable)))
 
-    def add_run(self, folder: RunFolder, limit: int | None, log: Log) -> None:
+    def add_run(self, folder: RunFolder, limit: int | None, log: OnMessage) -> None:
         iterations, versions = folder.iterations(), set(folder.versions())
         self.skipped = [iteration for iteration in iterations if iteration not in versions]
         available = [iteration for iteration in iterations if iteration in versions]

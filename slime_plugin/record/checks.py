@@ -21,7 +21,7 @@ import numpy as np
 from slime_plugin.errors import Defect, printable
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
 from slime_plugin.record.meta import Edit, Meta
-from slime_plugin.record.report import UNTRAINED, WEIGHTS
+from slime_plugin.record.rollout_report import UNTRAINED, WEIGHTS
 
 LARGEST_LOGPROB = 1e-3
 """Engines in low precision exceed 0 by a rounding error, not by more."""

@@ -36,7 +36,7 @@ from slime_plugin.record.checks import (
 )
 from slime_plugin.record.meta import Edit, Meta
 from slime_plugin.record.parts import as_edits, as_extra, as_flags, as_logprobs, as_meta, as_tokens, as_views
-from slime_plugin.record.report import Json
+from slime_plugin.record.rollout_report import Json
 
 FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
 """The fields of a record in its interchange form."""

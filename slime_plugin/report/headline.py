@@ -18,7 +18,7 @@ from slime_plugin.report.run_data import Run, ends, number
 
 def sentences(run: Run) -> list[str]:
     """What happened; nothing about what was not measured."""
-    return [sentence for part in (_reward, _logdiff, _trained, _cost, _gate) for sentence in part(run)]
+    return [sentence for part in (_reward, _logdiff, _trained, _cost, _distillation) for sentence in part(run)]
 
 
 def sentences_of_all(runs: Sequence[Run]) -> list[str]:
@@ -119,7 +119,7 @@ def _cost(run: Run) -> Iterator[str]:
         yield f"Where an update with {run.denominator} takes 1, it takes {join_words(known)}."
 
 
-def _gate(run: Run) -> Iterator[str]:
+def _distillation(run: Run) -> Iterator[str]:
     divergence = ends([point for point in run.over_steps("leaf_kl") if point[1] is not None])
     if divergence:
         first, last = map(format_brief, divergence)

@@ -96,7 +96,7 @@ class Batch:
         return cls(method, tuple(rollouts), cell.tracking.metrics)
 
     @classmethod
-    def for_scoring(cls, records: Sequence[Record], method: config.Method) -> Batch:
+    def for_scoring(cls, records: Sequence[Record], method: config.MethodSettings) -> Batch:
         """Lay out records of any status, with or without a reward, with advantage 0."""
         trajectories = [Trajectory.of(record) for record in records]
         rollouts = (LaidOut(i, t.record, t, lay_out(t, method), places_of(t), 0.0) for i, t in enumerate(trajectories))

@@ -121,7 +121,7 @@ async def running(fake: Fake, port: int = 0) -> AsyncIterator[Fake]:
 def client(
     url: str, retries: int = 3, timeout: float = LONG, stop_ids: Sequence[int] = (9, 2), **sampling: Any
 ) -> SglangEngine:
-    settings = config.Engine(url=url, retries=retries, timeout=timeout, backoff=0.001)
+    settings = config.EngineSettings(url=url, retries=retries, timeout=timeout, backoff=0.001)
     return SglangEngine(url, settings, config.Rollout(**sampling), frozenset(stop_ids))
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from slime_plugin.config.method import Mask4d, Method, NaiveCompressed
+from slime_plugin.config.method import Mask4d, MethodSettings, NaiveCompressed
 from slime_plugin.local.compare import time_training
 from slime_plugin.local.compare_run import compare_run
 from slime_plugin.local.rank import Rank
@@ -268,7 +268,7 @@ def layouts_while_timing(on_progress: OnProgress, timed: ScoredIteration, settin
 
 
 @pytest.mark.parametrize("methods", [(NaiveCompressed(),), (NaiveCompressed(), Mask4d())], ids=len)
-def test_every_timed_repetition_lays_out(trained: Run, methods: tuple[Method, ...]) -> None:
+def test_every_timed_repetition_lays_out(trained: Run, methods: tuple[MethodSettings, ...]) -> None:
     records = tuple(scored.record for scored in trained.scored if scored.iteration == 0)
     timed = ScoredIteration(0, trained.folder.weights(0), records)
     (layouts,) = run_ranks(1, layouts_while_timing, timed, CompareSettings(methods, repeats=2))

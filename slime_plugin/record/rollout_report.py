@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from slime_plugin.record.arrays import Span
 
 Json = Any
-Entry = TypeVar("Entry")
+Item = TypeVar("Item")
 
 WEIGHTS = "weights"
 UNTRAINED = "untrained"
@@ -147,7 +147,7 @@ def _is_counts(value: Json) -> bool:
     return isinstance(value, Mapping) and all(isinstance(number, int) for number in value.values())
 
 
-def _entries(value: Json, read: Callable[[Json], Entry]) -> Iterator[Entry]:
+def _entries(value: Json, read: Callable[[Json], Item]) -> Iterator[Item]:
     """The entries that can be read, one by one: a malformed one must not hide the others."""
     if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from slime_plugin.cli.inputs import FILES, METHOD, MODEL, all_sound_records, chosen_method
+from slime_plugin.cli.inputs import FILES, METHOD, MODEL, all_valid_records, chosen_method
 from slime_plugin.cli.output import console
 from slime_plugin.cli.scoring import scores_of
 from slime_plugin.config.method import MethodSettings
@@ -34,7 +34,7 @@ def score(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     Damaged records are left out and named on standard error; the exit code is then 1.
     """
     method = chosen_method(**{key: options.pop(key) for key in ("name", "packing", "budget", "config")})
-    records, damaged = all_sound_records(files)
+    records, damaged = all_valid_records(files)
     (scores,) = scores_of(records, (method,), **options)
     from slime_plugin.local.score import summarise_scores
 

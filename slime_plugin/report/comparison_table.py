@@ -79,7 +79,7 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     at = join_words([name for name in means if name not in above])
     text = f"at the floor (rounding, {format_number(floor['mean'])} nats per token): {at}"
     if not above:
-        return f"{text}; no edit made a difference"
+        return f"{text}; no method is above it"
     return f"{text}; above it by orders of magnitude: {join_words([f'{name} {n}' for name, n in above.items()])}"
 
 

@@ -30,7 +30,7 @@ def sentences_of_all(runs: Sequence[Run]) -> list[str]:
         most = max(rewards, key=lambda name: rewards[name][1])
         start, end = rewards[most]
         found.append(
-            f"Reward rises in {rises} of {len(rewards)} runs; the highest in the end is {most}, "
+            f"Reward rises in {rises} of {len(rewards)} runs; the highest final reward is that of {most}, "
             f"from {start:.2f} to {end:.2f}."
         )
     means: dict[str, list[float]] = {}
@@ -80,16 +80,14 @@ def _logdiff(run: Run) -> Iterator[str]:
         near = [(value, name) for value, name in known if value <= AT_FLOOR * floor]
         away = [(value, name) for value, name in known if value > AT_FLOOR * floor]
         worst = max((value for value, _ in near), default=floor)
-        names = join_words([name for _, name in near])
-        stay = f"{names} {'stay' if len(near) > 1 else 'stays'} at {format_brief(worst)} nats"
-        off = join_words([f"{name} is off by {format_brief(value)}" for value, name in reversed(away)])
-        yield f"Per token, {stay} from what the rollout engine logged{f'; {off}' if off else ''}."
+        at_most = "at most " if len(near) > 1 else ""
+        parts = [f"{at_most}{format_brief(worst)} with {join_words([name for _, name in near])}"] if near else []
+        parts += [join_words([f"{format_brief(value)} with {name}" for value, name in reversed(away)])] if away else []
+        yield f"Mean |logdiff| in nats per token: {'; '.join(parts)}."
         return
     if run.logdiff is not None:
-        yield (
-            f"With the weights that sampled, {run.method} is {format_brief(run.logdiff)} nats per token from what the "
-            f"rollout engine logged, {format_brief(run.largest_logdiff)} at most."
-        )
+        mean, largest = format_brief(run.logdiff), format_brief(run.largest_logdiff)
+        yield f"Mean |logdiff| of {run.method}: {mean} nats per token, maximum {largest}."
 
 
 def _trained(run: Run) -> Iterator[str]:
@@ -107,16 +105,17 @@ def _trained(run: Run) -> Iterator[str]:
     whole = [name for name in run.compared_methods if run.compared(name, "share_trained") == 1]
     exact = [name for name in whole if not run.compared(name, "off_context")]
     if exact:
-        parts.append(f"{join_words(exact)} {'train' if len(exact) > 1 else 'trains'} all of them, in their own context")
+        verb = "train" if len(exact) > 1 else "trains"
+        parts.append(f"{join_words(exact)} {verb} all sampled tokens, in their own context")
     if parts:
         yield "; ".join(parts) + "."
 
 
 def _cost(run: Run) -> Iterator[str]:
     costs = {name: run.compared(name, "cost") for name in run.compared_methods if name != run.denominator}
-    known = [f"{cost:.2f} with {name}" for name, cost in costs.items() if cost is not None]
+    known = [f"{name} {cost:.2f}x" for name, cost in costs.items() if cost is not None]
     if known:
-        yield f"Where an update with {run.denominator} takes 1, it takes {join_words(known)}."
+        yield f"Cost of training on a batch relative to {run.denominator}: {join_words(known)}."
 
 
 def _distillation(run: Run) -> Iterator[str]:

@@ -120,7 +120,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
 
 
 def number(line: Mapping[str, Any], *keys: str) -> float | None:
-    """Return the number under nested keys; None if a key is missing or its value is no finite number."""
+    """Return the number under nested keys; None if a key is missing or its value is not a finite number."""
     value: Any = line
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None

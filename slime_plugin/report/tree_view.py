@@ -63,13 +63,13 @@ def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET_BYTES) -> Rollouts:
         rows = []
         for iteration in _order(run):
             store = run.folder.rollouts(iteration)
-            for place, entry in enumerate(read_entries([store])):
+            for number, entry in enumerate(read_entries([store])):
                 if entry.record is None:
                     if str(store) not in result.damaged:
                         result.damaged.append(str(store))
                     continue
                 record = entry.record
-                key = str(record.meta.id) if record.meta.id is not None else f"{iteration}:{place}"
+                key = str(record.meta.id) if record.meta.id is not None else f"{iteration}:{number}"
                 tree = -1
                 if bytes_per_token * len(record) < left:
                     text = _tree(record, index, iteration, key, methods, compared)

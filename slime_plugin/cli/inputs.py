@@ -36,7 +36,7 @@ ALL_METHODS = ",".join(METHODS)
 
 
 def method_name(name: str) -> str:
-    """The type of ``--method``: a method, or the import path of one's own."""
+    """The type of ``--method``: a method, or the import path of a custom method."""
     if name not in METHODS and ":" not in name:
         raise click.BadParameter(f"there is no method {name!r:.40}; use {nearest(name, list(METHODS))}")
     return name
@@ -143,18 +143,18 @@ def _no_choice(path: Path, wanted: str | None, names: list[str], matches: list[E
     if wanted is None:
         return f"{path}: holds {len(names)} records; choose one with --record: {known}"
     if matches:
-        places = ", ".join(entry.where for entry in matches)
-        return f"{path}: record {wanted} is in several files: {places}; name the file, or use an id: {known}"
+        found_in = ", ".join(entry.where for entry in matches)
+        return f"{path}: record {wanted} is in several files: {found_in}; name the file, or use an id: {known}"
     return f"{path}: no record {wanted!r:.40} among {len(names)}: {known}"
 
 
-def all_sound_records(files: Iterable[Path]) -> tuple[list[Record], bool]:
-    """Return all sound records, at least one, and whether others were damaged; their defects are printed."""
+def all_valid_records(files: Iterable[Path]) -> tuple[list[Record], bool]:
+    """Return all valid records, at least one, and whether others were damaged; their defects are printed."""
     problems: list[str] = []
-    records = list(sound_records(files, problems))
+    records = list(valid_records(files, problems))
     echo_errors(problems)
     if not records:
-        raise MemoryWalkerError("there is no sound record")
+        raise MemoryWalkerError("there is no valid record")
     return records, bool(problems)
 
 
@@ -163,8 +163,8 @@ def echo_errors(lines: Iterable[str]) -> None:
         click.echo(f"Error: {line}", err=True)
 
 
-def sound_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record]:
-    """Yield the sound records; append the defects of the others to ``problems``."""
+def valid_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record]:
+    """Yield the valid records; append the defects of the others to ``problems``."""
     for entry in with_progress(read_entries(files), "records read"):
         problems.extend(entry.problems)
         if entry.record is not None:

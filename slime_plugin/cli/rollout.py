@@ -17,7 +17,7 @@ import rich.progress
 from rich.console import Console
 
 from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
-from slime_plugin.cli.inputs import check_installed, echo_errors, sound_records
+from slime_plugin.cli.inputs import check_installed, echo_errors, valid_records
 from slime_plugin.cli.output import console, shown_stages
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
@@ -221,6 +221,6 @@ def log_file(path: Path) -> Iterator[None]:
 def _report(out: Path) -> None:
     """Print what edits did to the rollouts of the run."""
     problems: list[str] = []
-    summary = summarise(sound_records([out], problems))
+    summary = summarise(valid_records([out], problems))
     echo_errors(problems)
     console().print(summary_tables(summary)[0])

@@ -63,7 +63,7 @@ class AgentFold(Frozen):
     keep: int = Field(default=0, ge=0)
     """How many of the last messages stay as they are."""
     summary_tokens: int = Field(default=512, ge=1)
-    """Most tokens of a summary."""
+    """Maximum tokens of a summary."""
     request: str = (
         "The conversation has become long. Summarise everything you have found out so far that is needed to answer the "
         "question. Your summary replaces the conversation, so nothing else of it will be visible."
@@ -125,7 +125,7 @@ class BlackBox(Frozen):
     train: Train = Train()
     """What is trained on besides the task itself."""
     thoughts: Literal["keep", "drop"] = "keep"
-    """``keep``: thoughts of earlier turns stay in the context, also where the agent does not send them back.
+    """``keep``: thoughts of earlier turns stay in the context, even where the agent does not send them back.
     ``drop``: as in Qwen's own chat template, thoughts from before the last question are removed."""
     workspace: File | None = None
     """Folder that is copied for every rollout as the agent's working folder. An empty one if not set."""

@@ -38,7 +38,7 @@ class Mask4d(Frozen):
     packing: Packing = "trie"
     """How branches share a row: every distinct prefix once; side by side; or once per token, which is not exact."""
     budget: int | None = Field(default=None, ge=1)
-    """Most tokens of one row; a larger tree is split over several rows. Unlimited if not set. Only for the trie."""
+    """Maximum tokens of one row; a larger tree is split over several rows. Unlimited if not set. Only for the trie."""
 
     @model_validator(mode="after")
     def _only_a_trie_is_split(self) -> Self:

@@ -136,7 +136,7 @@ def _spread(numbers: Sequence[int], limit: int | None) -> list[int]:
     """
     if limit is None or len(numbers) <= limit:
         return list(numbers)
-    return [numbers[round(place)] for place in np.linspace(0, len(numbers) - 1, limit).tolist()]
+    return [numbers[round(index)] for index in np.linspace(0, len(numbers) - 1, limit).tolist()]
 
 
 def _checked_version(record: Record, version: str | None, where: str) -> str | None:
@@ -156,7 +156,7 @@ def _compare(
     found: _Inputs, settings: CompareSettings, progress: StartProgress, folder: RunFolder | None
 ) -> dict[str, Any]:
     if not found.batches:
-        raise MemoryWalkerError("there is no sound record")
+        raise MemoryWalkerError("there is no valid record")
     if DENOMINATOR not in [method.type for method in settings.methods]:
         raise ConfigError(f"{DENOMINATOR} is not among the methods; costs are measured against it")
     first = found.batches[0].model

@@ -57,7 +57,7 @@ def train(
         begin = max(checkpoint.checkpoints(folder), default=0)
         truncate_metrics(folder, begin)
         if begin >= cell.trainer.iterations:
-            progress.stage(f"done already: {begin} iterations")
+            progress.stage(f"nothing to do: all {begin} iterations are trained")
             return
         metrics = stack.enter_context(Metrics(folder, cell.tracking, cell.to_json()))
         actors = stack.enter_context(_started(cell, folder, begin, recorded, progress, interrupts))

@@ -141,7 +141,7 @@ def _record_score(
     if wrong.size:
         raise MemoryWalkerError(
             f"{rollout.record.label}: the model gives token {int(wrong[0])} no finite log-probability; are the weights "
-            f"in {cell.model} sound, and is {torch_dtype(cell.trainer.dtype)} wide enough for them?"
+            f"in {cell.model} intact, and is {torch_dtype(cell.trainer.dtype)} wide enough for them?"
         )
     sizes = (layout.lost, layout.tokens, layout.teacher_tokens, layout.off_context)
     return RecordScore(trained, logprobs[trained], leaf_kl[np.concatenate([*leaves, trained[:0]])], *sizes)

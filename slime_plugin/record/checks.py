@@ -170,7 +170,7 @@ def _weight_problem(entry: Any, end: int, length: int) -> str | None:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= LARGEST_WEIGHT:
         return (
             f"weight {weight!r:.40} of {span} is not a number from 0 to {LARGEST_WEIGHT:g}; give the factor of its "
-            "tokens in the loss, where 1 is what every other token has"
+            "tokens in the loss (default 1)"
         )
     return None
 

@@ -108,7 +108,7 @@ class RolloutReport:
     """Sampled tokens that are not on the tape as sampled, by cause."""
 
     def to_json(self) -> dict[str, Json]:
-        """The keys that have a value, and those that rollouts of its kind always have, also if they are empty."""
+        """The keys that have a value, and those that rollouts of its kind always have, even if they are empty."""
         values: dict[str, Json] = {name: getattr(self, name) for name in (*_TEXTS, *_NUMBERS)}
         values |= {name: dict(getattr(self, name)) for name in _COUNTS}
         values |= {name: [entry.to_json() for entry in getattr(self, name)] for name in _ENTRIES}

@@ -210,7 +210,7 @@ def _frames(file: BinaryIO, path: Path, *, is_writer: bool = False) -> Iterator[
         if isinstance(found, _Broken):
             following = _next_frame(file, offset + 1) if found.length is None else offset + found.length
             until = size if following is None else following
-            yield Damage(offset, f"bytes {offset} to {until} are no sound frame; the record in them is lost")
+            yield Damage(offset, f"bytes {offset} to {until} are not a valid frame; the record in them is lost")
             if following is None:
                 return
             offset = following
@@ -229,7 +229,7 @@ class _Unfinished:
     def __str__(self) -> str:
         return (
             f"the file ends after {self.present} of the {self.wanted} bytes of a frame; "
-            "the record being written then is lost, none before it"
+            "only the record being written is lost"
         )
 
 

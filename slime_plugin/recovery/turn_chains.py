@@ -137,8 +137,8 @@ class TurnChains:
     def has_reply_in_place_of(self, turn: Turn, later: Turn) -> bool:
         """Whether the prompt of a later turn has another assistant message where a turn was sampled."""
         path = self.contexts.nodes[later.at].path()
-        place = next((i for i, node in enumerate(path) if node.id == turn.at), len(path))
-        after = path[place + 1].block if place + 1 < len(path) else None
+        index = next((i for i, node in enumerate(path) if node.id == turn.at), len(path))
+        after = path[index + 1].block if index + 1 < len(path) else None
         return after is not None and after.role == "assistant"
 
     def _last_use(self, turn: Turn) -> int:

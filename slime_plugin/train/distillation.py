@@ -160,7 +160,7 @@ class SdccSchedule:
         return {"steps": self.steps, "why_off": self.off_reason, "diverged": self.diverged}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state. The ramp continues as it began, also if the run has become longer since."""
+        """Resume from a state. The ramp continues as it began, even if the run has become longer since."""
         self.steps, self.off_reason, self.diverged = state["steps"], state["why_off"], state["diverged"]
 
     def observe(self, leaves: float, kl: float, entropy_gap: float) -> None:

@@ -155,7 +155,7 @@ def test_a_replay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             return super().get_samples(1)
 
     hooks.rollout_log(2, args_of(tmp_path), samples_of(batch((1.0, 0.0, 0.5, 0.5))), None, 1.0)
-    with pytest.raises(ConfigError, match="slime makes 2 samples of them where 4 are replayed"):
+    with pytest.raises(ConfigError, match="slime provides 2 samples, but 4 are replayed"):
         hooks.replay(args, 2, Short())
 
 

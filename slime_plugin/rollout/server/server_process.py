@@ -157,7 +157,7 @@ class ServerProcess:
                 deadline = time.monotonic() + 2 * self._grace_s + 2  # what the supervisor takes at most, and start-up
                 while _exit_status(process.pid) is None and time.monotonic() < deadline:
                     time.sleep(0.05)
-            finally:  # also if an interrupt arrives while we wait, or the supervisor was killed
+            finally:  # even if an interrupt arrives while we wait, or the supervisor was killed
                 while left := session_members(process.pid):
                     send_signal(left, signal.SIGKILL)
                     time.sleep(0.02)
@@ -223,7 +223,7 @@ def _exit_status(pid: int) -> str | None:
     try:
         result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return "was ended"  # and reaped by someone else
+        return "has exited"  # and was reaped by someone else
     if result is None:
         return None
     status = result.si_status - 128 if result.si_code == os.CLD_EXITED else result.si_status

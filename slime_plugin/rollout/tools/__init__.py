@@ -96,6 +96,8 @@ def _build(configs: Sequence[config.ToolSettings], services: RemoteServices) -> 
 def _custom(settings: config.CustomTool, where: str) -> Tool:
     tool = load_custom(settings, where)
     if not (isinstance(getattr(tool, "schema", None), Schema) and callable(tool)):
-        raise ConfigError(f"{where}: {settings.type} is no tool: it needs a schema (rollout.tools.Schema) and __call__")
+        raise ConfigError(
+            f"{where}: {settings.type} is not a tool: it needs a schema (rollout.tools.Schema) and __call__"
+        )
     checked: Tool = tool
     return checked

@@ -70,7 +70,7 @@ def _print_summary(summary: dict[str, Any], method: MethodSettings, model: Path)
     out.print(f"\n{trained}; not trained: {format_lost(summary['lost'])}")
     out.print(
         f"k3 {format_number(summary['k3'])}, multiplicative error {format_number(summary['multiplicative_error'])}, "
-        f"mean logdiff {format_number(summary['signed_logdiff'])}"
+        f"mean signed logdiff {format_number(summary['signed_logdiff'])}"
     )
     leaves = summary["leaves"]
     if leaves["number"]:

@@ -1,8 +1,8 @@
 """A batch of rollouts, laid out once: slime's train data and the metrics of the batch come from the same object.
 
-Every rollout of a step counts in its mean, including one that contributes nothing. An excluded rollout (aborted or
-failed) is neither in the baseline of its group nor trained; a removed one (by a filter) is in the baseline and not
-trained. slime divides by both, and so do the local trainer and the tests.
+Every rollout of a step counts in its mean, even one that contributes nothing. An excluded rollout (aborted or failed)
+is neither in the baseline of its group nor trained; a removed one (by a filter) is in the baseline and not trained.
+slime divides by both, and so do the local trainer and the tests.
 
 Train data is a dictionary of lists with one entry per row. ``multimodal_train_inputs`` holds what a row has per token
 beside slime's own fields; slime concatenates it along a micro-batch and passes it to the model and the loss:

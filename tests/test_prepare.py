@@ -96,7 +96,7 @@ def test_a_frozen_set_is_not_changed(tmp_path: Path) -> None:
     out = tmp_path / "data"
     prepare([write(tmp_path / "all.jsonl", QUESTIONS)], out)
     before = (out / "dev.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="made from other questions or with another --dev; move it away"):
+    with pytest.raises(ConfigError, match="exists, from other questions or another --dev; move it away"):
         prepare([tmp_path / "all.jsonl"], out, share=0.5)
     assert (out / "dev.jsonl").read_bytes() == before
 

@@ -79,10 +79,12 @@ def _logdiff(run: Run) -> Iterator[str]:
         floor = number(run.comparison or {}, "floor", "mean") or known[0][0]
         near = [(value, name) for value, name in known if value <= AT_FLOOR * floor]
         away = [(value, name) for value, name in known if value > AT_FLOOR * floor]
-        worst = max((value for value, _ in near), default=floor)
-        at_most = "at most " if len(near) > 1 else ""
-        parts = [f"{at_most}{format_brief(worst)} with {join_words([name for _, name in near])}"] if near else []
-        parts += [join_words([f"{format_brief(value)} with {name}" for value, name in reversed(away)])] if away else []
+        parts = []
+        if near:  # in ascending order
+            at_most = "at most " if len(near) > 1 else ""
+            parts.append(f"{at_most}{format_brief(near[-1][0])} with {join_words([name for _, name in near])}")
+        if away:
+            parts.append(join_words([f"{format_brief(value)} with {name}" for value, name in reversed(away)]))
         yield f"Mean |logdiff| in nats per token: {'; '.join(parts)}."
         return
     if run.logdiff is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.methods import Layout, Row, lay_out
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, branches_of, build_trie
@@ -21,7 +21,7 @@ from tests.oracle import ALL, EXACT, name, path, prefix_tokens, trained, view_to
 @given(rollout=histories())
 @example(rollout=twin_rollout())
 @example(rollout=twin_at_a_fork())
-def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: Method, rollout: Rollout) -> None:
+def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: MethodSettings, rollout: Rollout) -> None:
     record, history = rollout
     layout = lay_out(record, method)
     found: dict[int, tuple[int, ...]] = {}
@@ -37,7 +37,7 @@ def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: Method
 
 @pytest.mark.parametrize("method", ALL, ids=name)
 @given(rollout=histories())
-def test_rows_are_well_formed(method: Method, rollout: Rollout) -> None:
+def test_rows_are_well_formed(method: MethodSettings, rollout: Rollout) -> None:
     record, _ = rollout
     layout = lay_out(record, method)
     for row in [*layout.rows, *(teacher.row for teacher in layout.teachers)]:
@@ -52,7 +52,7 @@ def test_rows_are_well_formed(method: Method, rollout: Rollout) -> None:
 
 @pytest.mark.parametrize("method", ALL, ids=name)
 @given(rollout=histories())
-def test_every_sampled_token_is_trained_or_accounted_for(method: Method, rollout: Rollout) -> None:
+def test_every_sampled_token_is_trained_or_accounted_for(method: MethodSettings, rollout: Rollout) -> None:
     record, history = rollout
     layout = lay_out(record, method)
     if layout.off_context is not None:

@@ -11,7 +11,7 @@ from slime_plugin.agents.claude_code import ClaudeCodeDriver
 from slime_plugin.agents.driver import AgentTask, Driver, Finished, Launch
 from slime_plugin.agents.opencode import OpenCodeDriver
 from slime_plugin.config.custom import load_class, load_object
-from slime_plugin.config.harness import BlackBox, CustomEditor, Harness
+from slime_plugin.config.harness import BlackBox, CustomHarness, Harness
 from slime_plugin.tap.payload import Thread, ThreadOf
 
 __all__ = ["DRIVERS", "AgentTask", "Driver", "Finished", "Launch", "Thread", "any_thread_of", "driver_for", "run_agent"]
@@ -35,7 +35,7 @@ def driver_for(harness: Harness) -> Driver[Any] | None:
     """The driver of an agent; None for an editor."""
     if isinstance(harness, BlackBox):
         return DRIVERS[harness.type](harness)
-    if not isinstance(harness, CustomEditor):
+    if not isinstance(harness, CustomHarness):
         return None
     custom = load_object(harness.type, "harness.type")
     if not isinstance(custom, type) or not issubclass(custom, Driver):

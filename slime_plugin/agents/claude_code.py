@@ -1,8 +1,8 @@
 """The driver of Claude Code, which is configured by its environment.
 
 It compacts once the tokens reported for a turn, with its own estimate of what was added since, reach the configured
-context less the room for an answer (at most 20000 tokens) and 13000; in its first turn, less 3000. This holds for
-models whose name it does not know. Three compactions with hardly a turn between them end it.
+context minus the room for an answer (at most 20000 tokens) and 13000; in its first turn, minus 3000. This holds for
+models whose name it does not know. It exits after three compactions in quick succession.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rollouts of agents, from a question to the record.
 
 The agent is started in folders of its own and works until it is done or a limit ends it. Its requests are in a session
-of the tap; the record is recovered from that, also if the agent failed.
+of the tap; the record is recovered from that, even if the agent failed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slime_plugin.tap.tap import Tap
 from slime_plugin.tap.tap_session import TapSession
 
 MODEL = "policy"
-"""Name of the policy for agents: none of them knows it, so none assumes anything."""
+"""Model name given to agents: unknown to them, so they apply no model-specific defaults."""
 SERVER_PACKAGES = {"h11": (0, 14), "starlette": (1, 0), "uvicorn": (0, 51)}
 """Packages that only agents need, and their oldest versions. slime's image is installed without dependencies."""
 _STOPS: dict[StopReason, str] = {"length": "turn tokens", "context": "context"}

@@ -12,7 +12,7 @@ import click
 from slime_plugin.cli.inputs import ALL_METHODS, MODEL, RecordPath, method_names
 from slime_plugin.cli.output import console, log_line
 from slime_plugin.cli.scoring import check_trainer, parallelism, progress_bar
-from slime_plugin.config.method import METHODS, Method
+from slime_plugin.config.method import METHODS, MethodSettings
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.local.compare_run import compare_records, compare_run, folder_of_stores
 from slime_plugin.local.scorer import CompareSettings
@@ -22,8 +22,8 @@ from slime_plugin.run.folder import RunFolder
 
 
 def _with_denominator(
-    context: click.Context, parameter: click.Parameter, methods: tuple[Method, ...]
-) -> tuple[Method, ...]:
+    context: click.Context, parameter: click.Parameter, methods: tuple[MethodSettings, ...]
+) -> tuple[MethodSettings, ...]:
     base = METHODS[DENOMINATOR]
     return methods if base in methods else (base, *methods)
 

@@ -97,7 +97,7 @@ def _print_summary(method: Method[Any], result: Layout, counts: Counts) -> None:
     trained = f"trained {result.trained} of {counts.sampled} sampled tokens"
     out.print(f"\n{trained}; not trained: {format_lost(result.lost)}")
     if result.off_context is None:
-        out.print("not exact: right tokens visible, hidden states of another context")
+        out.print("not exact: the visible tokens are right, their hidden states are not")
     else:
         out.print(f"trained in a context other than the one they were sampled in: {result.off_context}")
     computed = f"computed {result.tokens} tokens" + (

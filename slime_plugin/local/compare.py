@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
 from slime_plugin.local.sample import recorded_samples
@@ -90,7 +90,7 @@ class Comparison:
             ],
         }
 
-    def _method(self, method: Method, scores: Sequence[RecordScore]) -> dict[str, Any]:
+    def _method(self, method: MethodSettings, scores: Sequence[RecordScore]) -> dict[str, Any]:
         summary = summarise_scores(self.records, scores)
         off_context = [score.off_context for score in scores]
         return {

@@ -138,7 +138,7 @@ class Rank:
             grad_norm=optimizer.apply(),
             lr=rate,
             sdcc_weight=0.0 if distiller is None else distiller.coefficient,
-            sdcc_off=None if distiller is None else distiller.schedule.why_off,
+            sdcc_off=None if distiller is None else distiller.schedule.off_reason,
         )
 
     def export(self, folder: Path) -> None:

@@ -39,7 +39,7 @@ DENOMINATOR = config.NaiveCompressed().type
 
 
 @functools.lru_cache(maxsize=64)
-def method_of(settings: config.Method) -> Method[Any]:
+def method_of(settings: config.MethodSettings) -> Method[Any]:
     """Return the method of a configuration: a file of this package, or the user's own."""
     if isinstance(settings, config.CustomMethod):
         custom, own_settings = load_class(settings, Method, "method")
@@ -48,7 +48,7 @@ def method_of(settings: config.Method) -> Method[Any]:
     return built_in(settings, settings.type)
 
 
-def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
+def lay_out(record: Record | Trajectory, method: config.MethodSettings) -> Layout:
     """Return the rows of a record. Tokens that the record counts as untrained are lost under every method."""
     trajectory = record if isinstance(record, Trajectory) else Trajectory.of(record)
     layout = method_of(method).lay_out(trajectory)

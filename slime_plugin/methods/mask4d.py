@@ -79,7 +79,7 @@ class Mask4dMethod(Method[SettingsType], Generic[SettingsType]):
         if self.settings.packing != "trie":
             longest = work.longest_tape * work.branch_tokens / work.tape
             return Computed.chains(work.branch_tokens, work.live, context_tokens if one_branch else longest)
-        # The new tokens of a branch hang at its end, so on average at its length less half of them.
+        # The new tokens of a branch hang at its end, so on average at its length minus half of them.
         pairs = work.trie_tokens * (work.branch_tokens - work.trie_tokens / 2) / work.branches
         longest = self.budget or work.longest_tape * work.trie_tokens / work.tape
         gathered = 0.0 if one_branch else work.branch_tokens / work.trie_tokens

@@ -83,7 +83,7 @@ class Layout:
     packing, where the visible tokens are right and their hidden states are not."""
 
     @classmethod
-    def left_out(cls, method: str, record: Record, cause: str) -> Layout:
+    def all_lost(cls, method: str, record: Record, cause: str) -> Layout:
         """Of a rollout that is not trained: all its sampled tokens are lost to one cause."""
         return cls(method, (), lost={cause: record.sampled} if record.sampled else {})
 

@@ -44,15 +44,15 @@ class Assumptions:
     """What the times depend on besides the GPU. ``--assume`` replaces any of them."""
 
     tool_seconds: float = 3.0
-    """s. A search of the live web, or a page fetched and summarised."""
+    """Seconds of a tool call: a web search, or a page fetched and summarised."""
     memory_share: float = 0.6
     """Share of a GPU's bandwidth that decoding reaches: many small kernels read each weight once."""
     prefill_share: float = 0.4
     """Share of a GPU's operations that prefill reaches: some hundred tokens at a time, behind a cached prefix."""
     step_seconds: float = 0.002
-    """s. Scheduling, sampling and HTTP of one decoding step."""
+    """Seconds of scheduling, sampling and HTTP in one decoding step."""
     allreduce_seconds: float = 15e-6
-    """s. One of the two all-reduces per layer of an engine with several GPUs: latency, the bytes are few."""
+    """Seconds of one of the two all-reduces per layer, in an engine with several GPUs: latency, the bytes are few."""
     spread: float = 0.6
     """Standard deviation over mean of the tokens of a rollout: some answer after three turns, some never."""
     link: float = 50e9

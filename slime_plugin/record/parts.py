@@ -119,7 +119,7 @@ def as_views(value: object, length: int) -> tuple[View, ...] | Defect:
             )
         views.append(tuple(spans))
     if total > LARGEST_TOTAL:
-        return Defect("views", f"hold {total} positions together, at most {LARGEST_TOTAL} are read; this is no rollout")
+        return Defect("views", f"hold {total} positions in all; the maximum is {LARGEST_TOTAL}")
     return tuple(views)
 
 

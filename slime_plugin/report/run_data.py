@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.report.charts import Point
@@ -37,7 +37,7 @@ class Run:
         return _type(self.settings, "method")
 
     @property
-    def trained_method(self) -> Method | None:
+    def trained_method(self) -> MethodSettings | None:
         """With its settings; None if they are of another version, or its code cannot be imported here."""
         try:
             chosen = parse_config({"method": self.settings.get("method")}, Cell, str(self.folder.settings)).method
@@ -120,7 +120,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
 
 
 def number(line: Mapping[str, Any], *keys: str) -> float | None:
-    """Return the number under nested keys; None if a key is missing or its value is no finite number."""
+    """Return the number under nested keys; None if a key is missing or its value is not a finite number."""
     value: Any = line
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None

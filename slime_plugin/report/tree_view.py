@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.methods import METHODS, lay_out
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.arrays import BoolArray, IntArray
 from slime_plugin.report.run_data import Run
-from slime_plugin.report.staircase import Role, Staircase
+from slime_plugin.report.staircase import Staircase, TokenRole
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.tree import Trajectory, count, off_context
 
-BUDGET = 20_000_000
+BUDGET_BYTES = 20_000_000
 """Bytes of embedded trees, over all runs of a page."""
 
 Deltas = dict[tuple[int, str], tuple[IntArray, NDArray[np.float64]]]
@@ -51,7 +51,7 @@ class Rollouts:
         return f'{head[:-1]},"trees":[{",".join(self.trees)}]}}'
 
 
-def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET) -> Rollouts:
+def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET_BYTES) -> Rollouts:
     """All rollouts of the runs, in order of run and iteration; ``budget`` is shared evenly between the runs."""
     result = Rollouts()
     bytes_per_token = 1.0  # of the last tree: skip what is unlikely to fit
@@ -63,13 +63,13 @@ def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET) -> Rollouts:
         rows = []
         for iteration in _order(run):
             store = run.folder.rollouts(iteration)
-            for place, entry in enumerate(read_entries([store])):
+            for number, entry in enumerate(read_entries([store])):
                 if entry.record is None:
                     if str(store) not in result.damaged:
                         result.damaged.append(str(store))
                     continue
                 record = entry.record
-                key = str(record.meta.id) if record.meta.id is not None else f"{iteration}:{place}"
+                key = str(record.meta.id) if record.meta.id is not None else f"{iteration}:{number}"
                 tree = -1
                 if bytes_per_token * len(record) < left:
                     text = _tree(record, index, iteration, key, methods, compared)
@@ -92,14 +92,19 @@ def _order(run: Run) -> list[int]:
     return compared + [i for i in reversed(stored) if i not in compared]
 
 
-def _methods(run: Run) -> dict[str, Method]:
+def _methods(run: Run) -> dict[str, MethodSettings]:
     """Ours, and the user's own that the run was trained with, if its code can be imported here."""
     trained = run.trained_method
     return METHODS if trained is None or trained.type in METHODS else METHODS | {trained.type: trained}
 
 
 def _tree(
-    record: Record, run: int, iteration: int, key: str, methods: Mapping[str, Method], compared: dict[str, Deltas]
+    record: Record,
+    run: int,
+    iteration: int,
+    key: str,
+    methods: Mapping[str, MethodSettings],
+    compared: dict[str, Deltas],
 ) -> str:
     trajectory = Trajectory.of(record)
     staircase = Staircase.of(trajectory)
@@ -134,7 +139,7 @@ def _tree(
 
 
 def _under(
-    trajectory: Trajectory, method: Method, scored: tuple[IntArray, NDArray[np.float64]] | None
+    trajectory: Trajectory, method: MethodSettings, scored: tuple[IntArray, NDArray[np.float64]] | None
 ) -> dict[str, Any]:
     """How a method trains a rollout; ``delta`` has a number per trained token in tape order."""
     layout = lay_out(trajectory, method)
@@ -209,7 +214,7 @@ def _role_runs(roles: NDArray[np.uint8]) -> list[int]:
     """Start, length and role of every stretch of equal role, one after the other; what is absent is left out."""
     edges = np.concatenate(([0], np.flatnonzero(np.diff(roles)) + 1, [roles.size]))
     runs = np.stack([edges[:-1], np.diff(edges), roles[edges[:-1]]], axis=1)
-    flat: list[int] = runs[runs[:, 2] != Role.ABSENT].ravel().tolist()
+    flat: list[int] = runs[runs[:, 2] != TokenRole.ABSENT].ravel().tolist()
     return flat
 
 

@@ -105,5 +105,5 @@ class RunFolder:
             try:
                 value = json.loads(line)
             except ValueError as error:
-                raise MemoryWalkerError(f"{self.metrics}: line {number} is not JSON; is the disk sound?") from error
+                raise MemoryWalkerError(f"{self.metrics}: line {number} is not JSON; is the disk damaged?") from error
             yield value

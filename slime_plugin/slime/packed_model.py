@@ -19,7 +19,7 @@ from slime_plugin.train.tree_sequence import TreeSequence, tree_sequence, window
 
 
 class PackedTreeModel(TreeGPTModel):
-    """Row ``i - 1`` of its logits predicts token ``i`` of the stream, also where token ``i`` follows another token.
+    """Row ``i - 1`` of its logits predicts token ``i`` of the stream, even where token ``i`` follows another token.
 
     Under context parallelism it takes and returns the chunks that slime cuts rows into
     (:mod:`.packed_batch`); in between each rank has one contiguous window of the stream. Only token ids are exchanged

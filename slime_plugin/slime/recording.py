@@ -85,7 +85,7 @@ def replayed_groups(iteration: int, args: Namespace, data_source: Any) -> list[l
     samples = [sample for group in groups for sample in group]
     if len(samples) != expected:
         raise ConfigError(
-            f"rollout.questions: slime makes {len(samples)} samples of them where {expected} are replayed; name at "
+            f"rollout.questions: slime provides {len(samples)} samples, but {expected} are replayed; name at "
             "least as many questions as trainer.prompts"
         )
     for sample, record in zip(samples, records, strict=True):

@@ -106,7 +106,7 @@ class TapApp:
     async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """In place of the application, on connections beyond the limit."""
         _prepare(scope)
-        response = await self._error(Request(scope), TapError("overloaded", "too many connections; come back later"))
+        response = await self._error(Request(scope), TapError("overloaded", "too many connections; retry later"))
         await response(scope, receive, send)
 
     def close(self) -> None:

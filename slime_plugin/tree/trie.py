@@ -90,10 +90,10 @@ def _fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int
     The common prefix of any two rows is the minimum over the neighbours between them in sorted order.
     """
     order, adjacent = sort_branches(tokens, branches)
-    place = np.argsort(order)
+    position_of = np.argsort(order)
     forks = [(-1, 0)] if branches else []
     for b in range(1, len(branches)):
-        at = int(place[b])
+        at = int(position_of[b])
         shared = np.concatenate(
             (np.minimum.accumulate(adjacent[:at][::-1])[::-1], [0], np.minimum.accumulate(adjacent[at:]))
         )  # [branches] in sorted order: tokens in common with branch b

@@ -362,12 +362,14 @@ def test_stages_wait_for_each_other() -> None:
     assert waiting.imbalance == pytest.approx(waiting.update / batches)
 
 
-def test_what_saturates_first_is_said_with_both_numbers() -> None:
+def test_the_bottleneck_is_said_with_both_numbers() -> None:
     plan = planned("search_r1")
-    assert plan.saturates.startswith(f"the longest rollout takes {plan.phases.tail:.0f} of {plan.phases.total:.0f} s, ")
-    assert "no GPU shortens it" in plan.saturates
+    assert plan.bottleneck.startswith(
+        f"the longest rollout takes {plan.phases.tail:.0f} of {plan.phases.total:.0f} s, "
+    )
+    assert "more GPUs do not shorten it" in plan.bottleneck
     quick = planned("claude_code-logittree", "rollout.turns=10", gpu="a100")
-    assert quick.saturates.startswith("computing updates takes")
+    assert quick.bottleneck.startswith("computing updates takes")
 
 
 # What is shipped
@@ -464,7 +466,7 @@ CELL = str(CONFIGS / "cells" / "agentfold-mask4d.yaml")
 def test_the_command_prints() -> None:
     result = run("plan", CELL, "--with", str(CONFIGS / "nodes" / "4.yaml"), "--gpu", "a100")
     assert (result.exit_code, result.stderr) == (0, "")
-    for words in ("agentfold x mask4d: 64 rollouts in 8 steps", "4 x 8 A100: 4 replicas of tp 8", "saturates first: "):
+    for words in ("agentfold x mask4d: 64 rollouts in 8 steps", "4 x 8 A100: 4 replicas of tp 8", "bottleneck: "):
         assert words in result.stdout
     assert "tokens (estimated)" in result.stdout
 
@@ -476,7 +478,7 @@ def test_the_command_as_json() -> None:
     assert value["rank"]["weights"] == plan.rank.weights
     assert value["rank_bytes"] == plan.rank.total
     assert value["iteration_seconds"] == plan.phases.total == pytest.approx(sum(value["phases"].values()))
-    assert value["saturates"] == plan.saturates
+    assert value["saturates"] == plan.bottleneck
     assert value["assumptions"]["tool_seconds"] == 3
 
 

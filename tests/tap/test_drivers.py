@@ -35,7 +35,7 @@ from slime_plugin.agents import (
 from slime_plugin.agents.claude_code import ClaudeCodeDriver
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import File, Frozen, parse_config, parse_yaml
-from slime_plugin.config.harness import BLACK_BOXES, BlackBox, ClaudeCode, CustomEditor, OpenCode, SearchR1, Train
+from slime_plugin.config.harness import BLACK_BOXES, BlackBox, ClaudeCode, CustomHarness, OpenCode, SearchR1, Train
 from slime_plugin.errors import ConfigError
 from tests.conftest import ROOT
 
@@ -124,7 +124,7 @@ def test_each_black_box_has_its_driver() -> None:
 
 def test_an_editor_has_none() -> None:
     assert driver_for(SearchR1()) is None
-    assert driver_for(CustomEditor(type="slime_plugin.rollout.editors.search_r1:SearchR1Editor")) is None
+    assert driver_for(CustomHarness(type="slime_plugin.rollout.editors.search_r1:SearchR1Editor")) is None
 
 
 def test_a_driver_of_ones_own() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_plugin.config.custom import load_class
-from slime_plugin.config.harness import EDITOR_TYPES, BlackBox, CustomEditor, Harness
+from slime_plugin.config.harness import EDITOR_TYPES, BlackBox, CustomHarness, Harness
 from slime_plugin.errors import ConfigError
 from slime_plugin.rollout.editors.editor import Action, Ask, Editor
 
@@ -29,7 +29,7 @@ def editor_factory(harness: Harness) -> Callable[[], Editor[Any]]:
             f"harness: {harness.type} is an agent of its own, served through the tap, and has no editor; use one of "
             f"{', '.join(EDITORS)} here"
         )
-    if not isinstance(harness, CustomEditor):
+    if not isinstance(harness, CustomHarness):
         editor = EDITORS[harness.type]
         return lambda: editor(harness)
     custom, settings = load_class(harness, Editor, "harness")

@@ -25,7 +25,7 @@ from slime_plugin.run.processes import session_members, supervised
 from slime_plugin.run.supervisor import send_signal
 
 T = TypeVar("T")
-Progress = Callable[[float, str], None]
+OnStage = Callable[[float, str], None]
 """Called with the seconds since the start and the current stage."""
 
 
@@ -65,7 +65,7 @@ class ServerProcess:
         """Return the command line."""
         raise NotImplementedError
 
-    def environment(self) -> Mapping[str, str]:
+    def env(self) -> Mapping[str, str]:
         """Return variables to add to the environment."""
         return {}
 
@@ -114,7 +114,7 @@ class ServerProcess:
                     stdout=descriptor,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env={**os.environ, **self.environment()},
+                    env={**os.environ, **self.env()},
                 )
             except OSError as error:
                 raise ServerError(f"{self.name}: cannot be started: {error.strerror}") from error
@@ -123,7 +123,7 @@ class ServerProcess:
             self._port, self._started_at, self._failed = port, time.monotonic(), False
             atexit.register(self.stop)
 
-    def wait(self, on_progress: Progress = lambda seconds, stage: None, *, timeout_s: float = 1800.0) -> None:
+    def wait(self, on_progress: OnStage = lambda seconds, stage: None, *, timeout_s: float = 1800.0) -> None:
         """Wait until it is healthy. If it exits before that, or takes too long, stop it and raise an error."""
         while not (self.healthy() and self.alive):
             seconds = time.monotonic() - self._started_at
@@ -157,7 +157,7 @@ class ServerProcess:
                 deadline = time.monotonic() + 2 * self._grace_s + 2  # what the supervisor takes at most, and start-up
                 while _exit_status(process.pid) is None and time.monotonic() < deadline:
                     time.sleep(0.05)
-            finally:  # also if an interrupt arrives while we wait, or the supervisor was killed
+            finally:  # even if an interrupt arrives while we wait, or the supervisor was killed
                 while left := session_members(process.pid):
                     send_signal(left, signal.SIGKILL)
                     time.sleep(0.02)
@@ -223,7 +223,7 @@ def _exit_status(pid: int) -> str | None:
     try:
         result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return "was ended"  # and reaped by someone else
+        return "has exited"  # and was reaped by someone else
     if result is None:
         return None
     status = result.si_status - 128 if result.si_code == os.CLD_EXITED else result.si_status

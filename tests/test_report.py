@@ -312,7 +312,7 @@ def test_costs_are_against_the_denominator_of_the_comparison(quick: RunFolder, w
     quick.comparison.write_text(json.dumps(value | ({} if written is None else {"denominator": written})))
     base = written or "naive_compressed"
     text = " ".join(Page(run_page([quick])).text)
-    assert f"one update, against {base}" in text
+    assert f"training on a batch, against {base}" in text
     assert f"multiples of {base}" in text
     runs = read_runs([quick])
     assert f"measured, against {base} on" in legend(runs)
@@ -361,7 +361,7 @@ def test_a_method_of_ones_own_is_in_every_chart_table_and_tree(tmp_path: Path) -
     colours = {line["name"]: line["marker"]["color"] for line in lines}
     assert list(colours) == [*LOGDIFFS, own]
     assert len(set(colours.values())) == 6
-    bars = page.figure("Measured cost of an update, theirs")["data"][0]
+    bars = page.figure("Measured cost of training on a batch, theirs")["data"][0]
     assert dict(zip(bars["y"], bars["marker"]["color"], strict=True)) == colours, "the same in every chart"
     rewards = {line["name"]: line["marker"]["color"] for line in page.figure("Mean reward")["data"]}
     assert rewards == {"ours": colours["mask4d"], "theirs": colours[own]}

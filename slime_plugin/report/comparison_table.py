@@ -19,7 +19,7 @@ _HIGH_FLOOR = 0.1
 """Nats per token that neither float32 nor bfloat16 explains."""
 _LEGEND = (
     "logdiff: |trainer - logged log-probability| in nats per trained token; trained: of the sampled tokens; tokens: "
-    "computed with gradient + without; cost: measured time of an update; both as multiples of {}"
+    "computed with gradient + without; cost: measured time of training on a batch; both as multiples of {}"
 )
 _ROUNDING = 2.0**-24
 """Lower bound of the floor: below float32's own rounding it is chance."""

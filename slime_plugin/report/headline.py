@@ -56,7 +56,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     if sampled:
         found.append(("trained", format_share(trained / sampled), f"of {format_number(sampled)} sampled tokens"))
     if run.cost is not None:
-        found.append(("cost", format_factor(run.cost), f"one update, against {run.denominator}"))
+        found.append(("cost", format_factor(run.cost), f"training on a batch, against {run.denominator}"))
     seconds = [value for _, value in run.over_iterations("seconds", "total") if value is not None]
     if seconds:
         found.append(("time", format_duration(sum(seconds)), f"for {len(run.iterations)} iterations"))

@@ -76,7 +76,7 @@ class Run:
 
     @property
     def cost(self) -> float | None:
-        """Time of an update, as a multiple of the denominator's."""
+        """Time of training on a batch, as a multiple of the denominator's."""
         return self.compared(self.method, "cost")
 
     @property

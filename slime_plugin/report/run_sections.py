@@ -183,9 +183,11 @@ class _Page:
     def cost(self, run: Run) -> Iterator[Chart]:
         names, machine = run.compared_methods, (run.comparison or {}).get("machine") or "on one machine"
         costs = {name: {"": cost} for name in names if (cost := run.compared(name, "cost")) is not None}
-        note = f"Seconds of one update over those of {run.denominator}; {machine}."
+        note = f"Seconds of training on a batch over those of {run.denominator}; {machine}."
         x = f"times {run.denominator}"
-        yield from bar_chart("Measured cost of an update", costs, self.methods, x=x, text=format_factor, note=note)
+        yield from bar_chart(
+            "Measured cost of training on a batch", costs, self.methods, x=x, text=format_factor, note=note
+        )
         kinds = {"with gradient": "tokens", "without gradient": "teacher_tokens"}
         tokens = {name: {kind: run.compared(name, key) or 0 for kind, key in kinds.items()} for name in names}
         yield from bar_chart("Tokens computed", tokens, Colours(list(kinds)), x="tokens")

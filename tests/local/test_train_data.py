@@ -19,7 +19,7 @@ from slime_plugin.local.sample import Sample, recorded_samples
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Meta, Record, read_records
 from slime_plugin.report.summary import summarise
-from slime_plugin.rollout.runner import Tally
+from slime_plugin.rollout.runner import RunTotals
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.batch import Batch, batch_of
 from slime_plugin.slime.samples import put_record, question_of, record_of
@@ -140,7 +140,7 @@ def test_an_excluded_rollout_counts_in_no_mean_of_rewards() -> None:
     assert Batch.of(samples, Cell(method=Mask4d())).metrics()["reward"] == 0.25
     assert data["raw_reward"][data["rollout_ids"].index(2)] == 0.0
     assert summarise(rollout.record for rollout in rollouts)["total"]["reward"] == 0.25
-    totals = Tally(4)
+    totals = RunTotals(4)
     for rollout in rollouts:
         totals.add(rollout.record, 1)
     assert totals.reward == 0.25

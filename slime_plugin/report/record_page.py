@@ -13,6 +13,7 @@ import numpy as np
 
 from slime_plugin.methods import METHODS, lay_out
 from slime_plugin.record import Record
+from slime_plugin.record.arrays import equal_spans
 from slime_plugin.report.formatting import format_lost
 from slime_plugin.report.staircase import Role, Staircase
 from slime_plugin.report.templating import render
@@ -57,8 +58,7 @@ class _Box:
 
 def _boxes(staircase: Staircase, k: int, cell: int) -> Iterator[_Box]:
     roles, length = staircase.roles[k], staircase.roles.shape[1]
-    edges = range(length + 1) if cell else [0, *(np.flatnonzero(np.diff(roles)) + 1).tolist(), length]
-    for start, stop in pairwise(edges):
+    for start, stop in pairwise(range(length + 1)) if cell else equal_spans(roles):
         role = Role(roles[start])
         if role is Role.ABSENT and not (
             cell and staircase.trajectory.born[start] < k
@@ -83,8 +83,8 @@ def _tip(staircase: Staircase, k: int, start: int, stop: int, role: Role) -> str
 def _edit_rows(staircase: Staircase) -> Iterator[tuple[object, ...]]:
     for k, step in enumerate(staircase.steps):
         positions = np.sort(step.evicted)
-        parts = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
-        spans = [f"[{part[0]}, {part[-1] + 1})" for part in parts if part.size]
+        runs = equal_spans(positions - np.arange(positions.size))  # consecutive positions
+        spans = [f"[{positions[start]}, {positions[stop - 1] + 1})" for start, stop in runs]
         shown = ", ".join(spans[:12]) + (", ..." if len(spans) > 12 else "")
         yield k, step.kind, step.author or "", step.junction, step.evicted.size, step.restored.size, shown
 

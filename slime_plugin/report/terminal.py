@@ -13,6 +13,7 @@ from rich.text import Text
 
 from slime_plugin.errors import printable
 from slime_plugin.record import Record
+from slime_plugin.record.arrays import true_spans
 from slime_plugin.report.staircase import SHOWN, Role, Staircase
 from slime_plugin.tree import Counts, Trajectory, count
 
@@ -106,8 +107,7 @@ def bucket_roles(roles: NDArray[np.uint8], scale: int) -> list[int]:
     np.add.at(shown, (roles, columns), 1)
     result: NDArray[np.intp] = shown.argmax(axis=0)
     for role in (Role.GENERATED, Role.RESTORED, Role.EVICTED, Role.GENERATED_EVICTED):
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], roles == role, [0]))))
-        for start, stop in edges.reshape(-1, 2).tolist():
+        for start, stop in true_spans(roles == role):
             if not (result[start // scale : (stop - 1) // scale + 1] == role).any():
                 result[(start + stop) // 2 // scale] = role
     return list(result.tolist())

@@ -27,6 +27,8 @@ from slime_plugin.run.folder import RunFolder
 
 _LABELS = ("kind", "iteration", "step", "time")
 """Keys that identify a line."""
+ITERATION_PHASES = ("generate", "convert", "put", "transfer", "reference", "old", "train", "export", "update", "save")
+"""Keys of ``seconds`` in the line of an iteration, beside ``other`` and ``total``, in the order of the phases."""
 
 
 class Writer(Protocol):

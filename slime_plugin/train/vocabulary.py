@@ -232,13 +232,6 @@ def _gather(numbers: Tensor, group: dist.ProcessGroup) -> Tensor:
     return everywhere
 
 
-def _combine(peaks: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """From each rank's maximum and sum of exponentials above it: [rows] log-sum-exp, and [tp, rows] what a rank's
-    sums of ``exp(z - its maximum)`` have to be multiplied with to become sums of probabilities."""
-    log_sum = torch.logsumexp(peaks + sums.log(), dim=0)
-    return log_sum, (peaks - log_sum).exp()
-
-
 def _moments(z: Tensor) -> Tensor:
     """[rows, 3] maximum, sum of exponentials above it, and the sum of z with those exponentials as weights."""
     peak = z.amax(dim=-1)
@@ -253,9 +246,11 @@ def _mean_gap(z_t: Tensor, z_s: Tensor) -> Tensor:
 
 
 def _log_sum_and_entropy(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From :func:`_moments` of all ranks: log-sum-exp, entropy, and the factors of :func:`_combine`."""
+    """From :func:`_moments` of all ranks: [rows] log-sum-exp, [rows] entropy, and [tp, rows] what a rank's sums of
+    ``exp(z - its maximum)`` have to be multiplied with to become sums of probabilities."""
     peaks, sums, means = moments.unbind(-1)
-    log_sum, share = _combine(peaks, sums)
+    log_sum = torch.logsumexp(peaks + sums.log(), dim=0)
+    share = (peaks - log_sum).exp()
     return log_sum, log_sum - (means * share).sum(0), share
 
 

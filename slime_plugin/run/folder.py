@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_plugin.appending import complete_lines
 from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.files import complete_lines
 
 COMPARISON_VERSION = 1
 """Of ``comparison.json``."""

@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol
 
-from slime_plugin.appending import append_whole, cut_incomplete_line
 from slime_plugin.config.custom import load_object
 from slime_plugin.config.tracking import Tracking, Wandb
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import append_whole, cut_incomplete_line, write_atomically
 from slime_plugin.record import Record
-from slime_plugin.run.files import write_atomically
 from slime_plugin.run.folder import RunFolder
 
 _LABELS = ("kind", "iteration", "step", "time")

@@ -40,8 +40,8 @@ def predictions(tokens: list[int], positions: list[int], visible: NDArray[np.boo
 
 def row_logprobs(row: Row) -> dict[int, float]:
     """Tape position -> log-probability of each trained token, read off its parent."""
-    if row.lifetimes is not None:
-        visible = row.lifetimes.mask()
+    if row.visible is not None:
+        visible = row.visible.mask()
     else:
         visible = np.zeros((len(row), len(row)), dtype=np.bool_)
         for i in range(len(row)):

@@ -61,7 +61,7 @@ def layout_json(method: Method[Any], result: Layout, counts: Counts) -> dict[str
     }
     return {
         "method": result.method,
-        "packing": result.packing,
+        "packing": getattr(method.settings, "packing", None),
         "rows": [_trained_columns(row) for row in result.rows],
         "teachers": teachers,
         "counts": numbers,
@@ -77,10 +77,7 @@ def _trained_columns(row: Row) -> dict[str, Any]:
         "loss_mask": row.loss_mask.astype(int).tolist(),
         "rollout_logprobs": to_json_floats(row.rollout_logprobs),
     }
-    if row.lifetimes is not None:
-        columns["layer"] = row.lifetimes.layer.tolist()
-        columns["rank"] = row.lifetimes.rank.tolist()
-    return columns
+    return columns if row.visible is None else columns | row.visible.to_json()
 
 
 def _print_summary(method: Method[Any], result: Layout, counts: Counts) -> None:

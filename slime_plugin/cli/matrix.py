@@ -29,7 +29,7 @@ from slime_plugin.report.charts import check_plotly
 from slime_plugin.report.formatting import format_duration
 from slime_plugin.report.headline import sentences_of_all
 from slime_plugin.report.matrix_table import CONTROL, control_line, legend, matrix_table, numbers
-from slime_plugin.report.run_data import COMPARISON_VERSION, read_runs
+from slime_plugin.report.run_data import read_runs
 from slime_plugin.report.run_page import run_page
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.settings import changes, flat
@@ -75,9 +75,9 @@ class MatrixCell:
     def compared(self) -> bool:
         """Whether there is a comparison that covers the last iteration."""
         try:
-            value = json.loads(self.folder.comparison.read_text(encoding="utf-8"))
-            return bool(value["version"] == COMPARISON_VERSION and max(value["iterations"]) + 1 >= self.trained)
-        except (OSError, ValueError, KeyError, TypeError):
+            value = self.folder.read_comparison()
+            return value is not None and bool(max(value["iterations"]) + 1 >= self.trained)
+        except (MemoryWalkerError, ValueError, KeyError, TypeError):
             return False
 
     @property

@@ -20,7 +20,7 @@ from slime_plugin.cluster.job_problems import check_job
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.workload import Workload
 from slime_plugin.errors import nearest
-from slime_plugin.planner.job import ASSUMPTIONS, GPUS, Assumptions, counted_workload
+from slime_plugin.planner.job import ASSUMPTIONS, GPUS, Assumptions, counted_workload, estimated_workload
 from slime_plugin.planner.memory import GB
 from slime_plugin.planner.plan import PHASES, Plan, plan_job
 from slime_plugin.report.tables import number_table
@@ -59,10 +59,11 @@ def plan(
     Exits with 1 if the job would not run or would not fit.
     """
     check_job(cell, str(config))
-    workload, damaged = cell.harness.workload, False
     if records:
         valid, damaged = all_valid_records(records)
         workload = counted_workload(valid)
+    else:
+        workload, damaged = estimated_workload(cell.harness), False
     numbers = _parse(assumed)
     planned = plan_job(cell, GPUS[gpu], _replace(workload, numbers), _replace(ASSUMPTIONS, numbers))
     if as_json:

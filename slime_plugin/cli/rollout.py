@@ -7,10 +7,10 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import rich.progress
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from slime_plugin.rollout.environment import RolloutHandle
     from slime_plugin.rollout.runner import RunTotals
 
+T = TypeVar("T")
 PROGRESS_INTERVAL_S = 10.0
 """Between two lines of progress if standard error is not a terminal."""
 
@@ -67,10 +68,7 @@ def rollout(
     cell = with_engine(cell, engine)
     check_installed("rollout", "aiohttp", "bm25s", "orjson", "tokenizers")
     with prefixed_errors(config):
-        try:
-            totals = asyncio.run(_run(cell, out, questions))
-        except asyncio.CancelledError:  # by the second interrupt
-            raise click.Abort from None
+        totals = run_async(_run(cell, out, questions))
     _report(out)
     click.echo(f"wrote {out}; memorywalker record list {out} shows every rollout", err=True)
     left = {"failed": totals.statuses["failed"], "aborted": totals.statuses["aborted"], "not started": totals.left}
@@ -80,6 +78,14 @@ def rollout(
         reasons = f"; {log} has the reasons" if log.exists() else ""
         click.echo(f"{numbers} of {totals.total} rollouts; run the command again to resume{reasons}", err=True)
     sys.exit(130 if totals.interrupted else 1 if any(left.values()) else 0)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command that the second interrupt cancels (:func:`interrupts`)."""
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        raise click.Abort from None
 
 
 def with_engine(cell: Cell, url: str | None) -> Cell:

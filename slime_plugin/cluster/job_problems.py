@@ -34,7 +34,7 @@ def job_problems(cell: Cell) -> Iterator[str]:
             f"trainer.lr_warmup: {cell.trainer.lr_warmup} of {cell.trainer.total_steps} update steps; it has to end "
             "before the job does"
         )
-    yield from _uneven_replicas(cell, architecture)
+    yield from _uneven_replicas(cell)
     if architecture.vocabulary % cell.trainer.tp:
         yield (
             f"trainer.tp: {cell.trainer.tp} ranks do not divide the vocabulary of {architecture.vocabulary}; slime "
@@ -77,7 +77,7 @@ def _local_only(cell: Cell) -> Iterator[str]:
         yield from lost_on_resume(cell)
 
 
-def _uneven_replicas(cell: Cell, architecture: Architecture) -> Iterator[str]:
+def _uneven_replicas(cell: Cell) -> Iterator[str]:
     trainer, cluster = cell.trainer, cell.cluster
     ranks = trainer.parallel.ranks
     if cluster.trainer_gpus % ranks:

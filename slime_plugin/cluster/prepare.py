@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import write_atomically
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.questions import read_questions
-from slime_plugin.run.files import write_atomically
 
 ANSWERS = ("answers", "golden_answers", "answer", "label")
 """Names of the field with the answers in common data sets: a list of texts, or one text."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler
@@ -59,6 +60,11 @@ class _ByType:
 
 BY_TYPE = _ByType()
 """Annotates a union of models, of which ``type`` chooses one: ``Annotated[TcRag | CustomHarness, BY_TYPE]``."""
+
+
+def built_in(package: str, constant: str, names: Iterable[str]) -> dict[str, Any]:
+    """What the modules of a package define as ``constant``, by the name of the module, which is a ``type``."""
+    return {name: getattr(importlib.import_module(f"{package}.{name}"), constant) for name in names}
 
 
 def load_object(path: str, where: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from slime_plugin.config.custom import BY_TYPE, Custom
-from slime_plugin.config.frozen import File, Frozen, models_in
+from slime_plugin.config.frozen import File, Frozen, models_in, tag_of
 from slime_plugin.config.workload import Workload
 
 
@@ -175,19 +175,14 @@ class CustomHarness(Custom):
     ``docs/extend.md`` walks through both.
     """
 
-    workload: ClassVar = TcRag.workload
-
 
 Harness = Annotated[
     SearchR1 | TcRag | AgentFold | MemexRL | ClaudeCode | OpenCode | CustomHarness,
     BY_TYPE,
 ]
 
-EDITOR_TYPES: tuple[str, ...] = tuple(
-    model.model_fields["type"].default for model in models_in(Harness) if not issubclass(model, BlackBox | Custom)
-)
+_BY_TYPE = {name: model for model in models_in(Harness) if (name := tag_of(model))}
+EDITOR_TYPES = tuple(name for name, model in _BY_TYPE.items() if not issubclass(model, BlackBox))
 """``type`` of the built-in editors."""
-BLACK_BOXES: tuple[str, ...] = tuple(
-    model.model_fields["type"].default for model in models_in(Harness) if issubclass(model, BlackBox)
-)
+BLACK_BOXES = tuple(name for name, model in _BY_TYPE.items() if issubclass(model, BlackBox))
 """``type`` of the built-in agents."""

@@ -20,11 +20,11 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.method import METHODS, CustomMethod
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import write_atomically
 from slime_plugin.local.scorer import CompareSettings, ScoredIteration, StartProgress, check_records
 from slime_plugin.methods import DENOMINATOR
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.store import SUFFIX
-from slime_plugin.run.files import write_atomically
 from slime_plugin.run.folder import RunFolder
 
 if TYPE_CHECKING:

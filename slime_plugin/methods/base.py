@@ -60,7 +60,7 @@ class Method(Generic[SettingsType]):
 
     @property
     def only_scored(self) -> bool:
-        """Rows have an attention mask of their own (``Row.lifetimes``): they can be scored, and not be trained."""
+        """Rows have an attention mask of their own (``Row.visible``): they can be scored, and not be trained."""
         return False
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
 from slime_plugin.methods import METHODS, Computed, Workload, method_of
-from slime_plugin.planner.job import ASSUMPTIONS, Assumptions, Gpu, Job
+from slime_plugin.planner.job import ASSUMPTIONS, Assumptions, Gpu, Job, estimated_workload
 from slime_plugin.planner.memory import (
     BF16,
     GB,
@@ -93,7 +93,7 @@ def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions
 
     ``workload`` replaces the estimate that the harness declares.
     """
-    work = workload or cell.harness.workload
+    work = workload or estimated_workload(cell.harness)
     methods = {
         method.type: method_of(method).cost(work, cell.rollout.context_tokens)
         for method in (*METHODS.values(), cell.method)

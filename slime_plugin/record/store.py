@@ -34,8 +34,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.appending import append_whole
 from slime_plugin.errors import RecordError, StoreError
+from slime_plugin.files import append_whole
 from slime_plugin.record.interchange import VERSION, check_version
 from slime_plugin.record.schema import Record, record_label
 

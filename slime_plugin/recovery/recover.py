@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from slime_plugin.record import ConversationReport, Edit, Meta, Record, RolloutReport, Span, TurnReport
+from slime_plugin.record import ConversationReport, Edit, Meta, Record, RolloutReport, Span, TurnReport, View
+from slime_plugin.record.arrays import join_spans
 from slime_plugin.recovery.causes import EDIT_KINDS, Break, Cause
 from slime_plugin.recovery.conversations import Conversation, SessionConversations, TurnKind, find_conversations
 from slime_plugin.recovery.turn_chains import TurnChains
@@ -32,7 +33,7 @@ class Recovered:
 
     tokens: list[int]
     logprobs: list[float]
-    views: list[list[Span]]
+    views: list[View]
     edits: list[Edit]
     report: RolloutReport
     reply: str
@@ -146,7 +147,7 @@ class _TapeBuilder:
     trained: set[str]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    views: list[list[Span]] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
     sampled: dict[str, Span] = field(default_factory=dict)
     """The sampled tokens of each trained turn, by its id."""
     _spans: dict[int, list[Span]] = field(default_factory=dict)  # by node
@@ -161,7 +162,6 @@ class _TapeBuilder:
         for node in previous.path() if previous is not None else ():
             assert node.block is not None
             known.setdefault(node.block.key, []).extend(self._spans[node.id])
-        view: list[Span] = []
         in_view: set[Span | str] = set()  # spans, and ids of turns
         path = leaf.path()
         for node in path:
@@ -171,11 +171,7 @@ class _TapeBuilder:
             in_view.update(self._spans[node.id])
             if node.block.turn is not None:
                 in_view.add(node.block.turn.id)
-            for span in self._spans[node.id]:
-                if view and view[-1][1] == span[0]:
-                    view[-1] = (view[-1][0], span[1])
-                else:
-                    view.append(span)
+        view = join_spans(span for node in path for span in self._spans[node.id])
         extends = self._leaf is not None and self._leaf in path
         if extends:
             self.views[-1] = view

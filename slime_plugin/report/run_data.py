@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.report.charts import Point
 from slime_plugin.run.folder import RunFolder
 
-COMPARISON_VERSION = 1
 Line = dict[str, Any]
 
 
@@ -169,26 +167,7 @@ def _read_run(folder: RunFolder, name: str) -> Run:
             f"rollout-*.records; wait for the first iteration, or continue it with memorywalker train --resume"
         )
     steps = tuple(line for line in lines if line.get("kind") == "step")
-    return Run(folder, name, settings, iterations, steps, _read_comparison(folder))
-
-
-def _read_comparison(folder: RunFolder) -> dict[str, Any] | None:
-    try:
-        value = json.loads(folder.comparison.read_text(encoding="utf-8"))
-        version = value["version"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MemoryWalkerError(
-            f"{folder.comparison}: cannot be read ({type(error).__name__}); run memorywalker compare {folder.path}"
-        ) from error
-    if version != COMPARISON_VERSION:
-        raise MemoryWalkerError(
-            f"{folder.comparison}: version {version!r}, this release reads {COMPARISON_VERSION}; "
-            f"run memorywalker compare {folder.path}"
-        )
-    found: dict[str, Any] = value
-    return found
+    return Run(folder, name, settings, iterations, steps, folder.read_comparison())
 
 
 def _type(settings: dict[str, Any], key: str) -> str:

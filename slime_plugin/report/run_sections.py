@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slime_plugin.methods import method_of
+from slime_plugin.config.harness import EDITOR_TYPES
+from slime_plugin.methods import Distillation, method_of
 from slime_plugin.report.charts import (
     DASHES,
     Chart,
@@ -23,11 +24,12 @@ from slime_plugin.report.charts import (
     line_chart,
 )
 from slime_plugin.report.formatting import format_factor, format_place
+from slime_plugin.report.matrix_table import CONTROL
 from slime_plugin.report.run_data import Run, number, running_mean
+from slime_plugin.run.metrics import ITERATION_PHASES
 
 _SMOOTH_FROM = 24
 """Iterations from which a line is drawn as a running mean, with the values themselves behind it."""
-_PHASES = ("generate", "convert", "transfer", "reference", "old", "train", "export", "update", "save", "other")
 _COMPRESSION = (
     ("eviction_density", "Eviction density", "share of the tape"),
     ("frequency", "Compression frequency", "share of rollouts"),
@@ -76,7 +78,7 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     else:
         yield Section("junctions", missing=["No rollout was edited: there is nothing to compare by place."])
     groups = page.by_run(page.leaves)
-    if any(groups.values()) or any(_distils(run) for run in runs):
+    if any(groups.values()) or any(map(_distillation, runs)):
         yield _section("sdcc", groups, "No step had a diverging leaf so far: the teacher had nothing to do.")
     groups = page.by_harness(page.user)
     if any(groups.values()):
@@ -84,7 +86,8 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     if edited:
         yield Section("compression", page.by_harness(page.compression))
     else:
-        line = "No rollout was edited. A harness that edits is configured with harness: agentfold, tc_rag or memexrl."
+        editors = ", ".join(name for name in EDITOR_TYPES if name != CONTROL)
+        line = f"No rollout was edited. A harness that edits is configured with harness: {editors}."
         yield Section("compression", missing=[line])
     yield Section("cost", page.by_run(page.cost), page.not_compared("the measured cost of every method"))
     yield _section("lost", page.by_run(page.lost), f"{trained}: every sampled token was trained.")
@@ -93,8 +96,8 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     yield _section("optimisation", groups, "There are no update steps yet; memorywalker train writes them.")
 
 
-def _distils(run: Run) -> bool:
-    return run.trained_method is not None and method_of(run.trained_method).distillation is not None
+def _distillation(run: Run) -> Distillation | None:
+    return None if run.trained_method is None else method_of(run.trained_method).distillation
 
 
 def _section(name: str, groups: Groups, otherwise: str) -> Section:
@@ -108,7 +111,7 @@ class _Page:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.methods = Colours([name for run in runs for name in (*run.compared_methods, run.method)])
-        self.causes, self.edits, self.phases = Colours(), Colours(), Colours(_PHASES)
+        self.causes, self.edits, self.phases = Colours(), Colours(), Colours([*ITERATION_PHASES, "other"])
 
     def rewards(self, styled: StyledRuns) -> Iterator[Chart]:
         lines = [line for run, style in styled for line in _smoothed(run, style)]
@@ -161,7 +164,8 @@ class _Page:
         if all(value is None for _, value in kl):
             return
         marks = {"switched off": float(run.switched_off[0])} if run.switched_off else {}
-        limit = number(run.settings, "method", "kl_limit")
+        distillation = _distillation(run)
+        limit = None if distillation is None else distillation.kl_limit
         near = limit is not None and any(value is not None and value > limit / 10 for _, value in kl)
         levels = {"limit": limit} if limit is not None and near else {}
         lines = _series({"KL per leaf": kl, "Pinsker bound, sqrt(KL / 2)": run.over_steps("pinsker")}, dots=True)

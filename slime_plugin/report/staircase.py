@@ -23,10 +23,10 @@ class TokenRole(IntEnum):
     ABSENT = 0
     CONTEXT = 1
     PROMPT = 2
-    GENERATED = 3
+    SAMPLED = 3
     RESTORED = 4
     EVICTED = 5
-    GENERATED_EVICTED = 6
+    SAMPLED_EVICTED = 6
 
     @property
     def meaning(self) -> str:
@@ -42,17 +42,17 @@ _MEANINGS = {
     TokenRole.ABSENT: "not in the live context",
     TokenRole.PROMPT: "prompt",
     TokenRole.CONTEXT: "context",
-    TokenRole.GENERATED: "sampled here",
+    TokenRole.SAMPLED: "sampled here",
     TokenRole.EVICTED: "evicted next",
-    TokenRole.GENERATED_EVICTED: "sampled, evicted next",
+    TokenRole.SAMPLED_EVICTED: "sampled, evicted next",
     TokenRole.RESTORED: "restored",
 }
 SHOWN = (
     TokenRole.PROMPT,
     TokenRole.CONTEXT,
-    TokenRole.GENERATED,
+    TokenRole.SAMPLED,
     TokenRole.EVICTED,
-    TokenRole.GENERATED_EVICTED,
+    TokenRole.SAMPLED_EVICTED,
     TokenRole.RESTORED,
 )
 """The roles of a live token, as a legend lists them."""
@@ -105,13 +105,13 @@ class Staircase:
             row[view] = TokenRole.CONTEXT
             row[view[view < first_sampled]] = TokenRole.PROMPT
             sampled = view[trajectory.sampled_in(k)]
-            row[sampled] = TokenRole.GENERATED
+            row[sampled] = TokenRole.SAMPLED
             if k > 0:
                 row[trajectory.restored(k - 1)] = TokenRole.RESTORED
             if k < layers - 1:
                 evicted = trajectory.evicted(k)
-                sampled_before = row[evicted] == TokenRole.GENERATED
-                row[evicted] = np.where(sampled_before, TokenRole.GENERATED_EVICTED, TokenRole.EVICTED)
+                sampled_before = row[evicted] == TokenRole.SAMPLED
+                row[evicted] = np.where(sampled_before, TokenRole.SAMPLED_EVICTED, TokenRole.EVICTED)
                 edit = record.edits[k]
                 values = [edit.extra.get(key) for key in ("cause", "conversation")]
                 texts = [value if isinstance(value, str) else None for value in values]

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from slime_plugin.errors import printable
 from slime_plugin.record import Record
+from slime_plugin.record.arrays import true_spans
 from slime_plugin.report.staircase import SHOWN, Staircase, TokenRole
 from slime_plugin.tree import Counts, Trajectory, count
 
@@ -31,10 +32,10 @@ _ROLE_STYLES = {
     TokenRole.ABSENT: _RoleStyle(" ", " ", "default", "default"),
     TokenRole.PROMPT: _RoleStyle(">", "▒", "black on bright_blue", "bright_blue"),
     TokenRole.CONTEXT: _RoleStyle(".", "░", "black on grey70", "grey50"),
-    TokenRole.GENERATED: _RoleStyle("+", "█", "black on green", "green"),
+    TokenRole.SAMPLED: _RoleStyle("+", "█", "black on green", "green"),
     TokenRole.RESTORED: _RoleStyle("^", "▲", "black on magenta", "magenta"),
     TokenRole.EVICTED: _RoleStyle("-", "▚", "white on red", "red"),
-    TokenRole.GENERATED_EVICTED: _RoleStyle("x", "▓", "black on yellow", "yellow"),
+    TokenRole.SAMPLED_EVICTED: _RoleStyle("x", "▓", "black on yellow", "yellow"),
 }
 
 
@@ -105,9 +106,8 @@ def bucket_roles(roles: NDArray[np.uint8], scale: int) -> list[int]:
     shown = np.zeros((len(TokenRole), columns[-1] + 1), dtype=np.int64)
     np.add.at(shown, (roles, columns), 1)
     result: NDArray[np.intp] = shown.argmax(axis=0)
-    for role in (TokenRole.GENERATED, TokenRole.RESTORED, TokenRole.EVICTED, TokenRole.GENERATED_EVICTED):
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], roles == role, [0]))))
-        for start, stop in edges.reshape(-1, 2).tolist():
+    for role in (TokenRole.SAMPLED, TokenRole.RESTORED, TokenRole.EVICTED, TokenRole.SAMPLED_EVICTED):
+        for start, stop in true_spans(roles == role):
             if not (result[start // scale : (stop - 1) // scale + 1] == role).any():
                 result[(start + stop) // 2 // scale] = role
     return list(result.tolist())

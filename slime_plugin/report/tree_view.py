@@ -20,7 +20,7 @@ from slime_plugin.config.method import MethodSettings
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.methods import METHODS, lay_out
 from slime_plugin.record import Record, read_entries
-from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.record.arrays import IntArray, equal_spans, true_spans
 from slime_plugin.report.run_data import Run
 from slime_plugin.report.staircase import Staircase, TokenRole
 from slime_plugin.run.folder import RunFolder
@@ -117,7 +117,7 @@ def _tree(
         "meta": staircase.facts,
         "counts": {name: getattr(counts, name) for name in ("K", "D", "L", "C", "R", "branch_tokens", "trie_tokens")},
         "tokens": record.tokens.tolist(),
-        "generated": _spans(record.generated),
+        "generated": true_spans(record.generated),
         "logprobs": _short(record.logprobs[sampled]),
         "layers": [
             {
@@ -150,8 +150,8 @@ def _under(
         if layout.off_context:
             off[off_context(trajectory, row.tape)] = True
     value: dict[str, Any] = {
-        "trained": _spans(trained),
-        "off": _spans(off & trained),
+        "trained": true_spans(trained),
+        "off": true_spans(off & trained),
         "lost": dict(layout.lost),
         "tokens": layout.tokens,
         "teacher_tokens": layout.teacher_tokens,
@@ -212,16 +212,8 @@ def _vocabulary(run: Run, used: set[int]) -> dict[str, str]:
 
 def _role_runs(roles: NDArray[np.uint8]) -> list[int]:
     """Start, length and role of every stretch of equal role, one after the other; what is absent is left out."""
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(roles)) + 1, [roles.size]))
-    runs = np.stack([edges[:-1], np.diff(edges), roles[edges[:-1]]], axis=1)
-    flat: list[int] = runs[runs[:, 2] != TokenRole.ABSENT].ravel().tolist()
-    return flat
-
-
-def _spans(flags: BoolArray) -> list[list[int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags, [0]))))
-    spans: list[list[int]] = edges.reshape(-1, 2).tolist()
-    return spans
+    runs = [(start, stop - start, int(roles[start])) for start, stop in equal_spans(roles)]
+    return [number for run in runs if run[2] != TokenRole.ABSENT for number in run]
 
 
 def _short(values: NDArray[np.floating[Any]]) -> list[float | None]:

@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import write_atomically
 from slime_plugin.run import supervisor
-from slime_plugin.run.files import write_atomically
 from slime_plugin.run.supervisor import send_signal
 
 SCRATCH_PREFIX = "mw-"

@@ -119,8 +119,8 @@ class Batch:
             per_token["weight"] = np.array(row.weight)
         if self.method.trees:
             per_token |= {"parent": np.array(row.parent), "length": np.array([len(row)], dtype=np.int32)}
-        if row.lifetimes is not None:
-            per_token |= {"visible": row.lifetimes.mask(), "position": np.array(row.position)}
+        if row.visible is not None:
+            per_token |= {"visible": row.visible.mask(), "position": np.array(row.position)}
         for name, column in self.method.columns(rollout.trajectory, row).items():
             if len(column) != len(row):
                 raise LayoutError(

@@ -43,7 +43,7 @@ class PackedTreeModel(TreeGPTModel):
         **others: Any,
     ) -> Tensor:
         """``parent`` has the parents of all rows, ``length`` [rows] how many each has; ``visible`` [N, N] and
-        ``position`` [N] replace them for the one row of a micro-batch of the union packing. ``others`` is not used:
+        ``position`` [N] replace them for a micro-batch of one row with a mask of its own. ``others`` is not used:
         what slime passes to every model (labels, loss mask) and our numbers per token."""
         if not isinstance(packed_seq_params, TreeSequence):
             bounds = packed_seq_params.cu_seqlens_q.cpu().numpy()

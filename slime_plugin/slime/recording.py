@@ -14,9 +14,9 @@ from typing import Any
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import replacing
 from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.rollout.questions import rollout_name
-from slime_plugin.run.files import replacing
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import flat_metrics
 from slime_plugin.slime.args import cell_of

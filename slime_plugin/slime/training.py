@@ -138,9 +138,14 @@ class Training:
         )
         return trained.stream[leaves.rows], found.kl
 
+    @property
+    def context_part(self) -> ContextPart:
+        """Which tokens of a row are this rank's."""
+        return ContextPart.of(context_group(self.groups))
+
     def _predictions(self, batch: PackedBatch, logits: Tensor) -> tuple[Tensor, TrainedIndices]:
         """Select [M, V/tp] logits in front of trained tokens from this rank's [1, T, V/tp]."""
-        trained = trained_tokens(batch, ContextPart.of(context_group(self.groups)), logits)
+        trained = trained_tokens(batch, self.context_part, logits)
         return logits[0].index_select(0, trained.logits), trained
 
     def _shard(self, rows: Tensor) -> Shard:

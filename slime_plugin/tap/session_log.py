@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from slime_plugin.appending import append_whole, complete_lines, cut_incomplete_line
 from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.files import append_whole, complete_lines, cut_incomplete_line
 from slime_plugin.rollout.engine.engine import Generation
 from slime_plugin.tap.blocks import Block, Turn, parse_turn
 from slime_plugin.tap.context_tree import ContextTree, Node

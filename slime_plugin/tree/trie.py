@@ -28,7 +28,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.record.arrays import BoolArray, IntArray, equal_spans
 from slime_plugin.tree.branches import Branch
 
 
@@ -137,11 +137,11 @@ def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int
         chain.tape[free - chain.depth] = branch.tape[free]
         chain.trained[free - chain.depth] = True
     twins = np.concatenate(taken)
-    for run in np.split(twins, np.flatnonzero(np.diff(twins) != 1) + 1):
-        if run.size:
-            first = int(run[0])
-            below = next((index for index, low, high in path if low < first <= high), -1)
-            chains.append(_Chain(branch.tape[run], branch.trained[run], first, below))
+    for start, stop in equal_spans(twins - np.arange(twins.size)):  # consecutive depths
+        run = twins[start:stop]
+        first = int(run[0])
+        below = next((index for index, low, high in path if low < first <= high), -1)
+        chains.append(_Chain(branch.tape[run], branch.trained[run], first, below))
     return twins.size
 
 

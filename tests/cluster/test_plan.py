@@ -13,17 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.black_box.driver import FoldingAgentDriver
 from slime_plugin.architecture import PUBLISHED
 from slime_plugin.cli.plan import MAY_BE_ZERO
+from slime_plugin.config.custom import NoSettings
 from slime_plugin.config.frozen import models_in, tag_of
-from slime_plugin.config.harness import Harness
+from slime_plugin.config.harness import BlackBox, Harness
 from slime_plugin.config.method import METHODS, LogitTree, Mask4d
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.trainer import Trainer
+from slime_plugin.config.workload import Workload
 from slime_plugin.methods import lay_out, method_of
 from slime_plugin.planner.job import GPUS, counted_workload
 from slime_plugin.planner.memory import GB, rank_parameters
 from slime_plugin.record import Edit, Meta, Record, Span
+from slime_plugin.rollout.editors import Editor
 from slime_plugin.tree import Trajectory, branches_of, build_trie
 from tests.cli import run
 from tests.cluster.tables import CELLS, CONFIGS, NODES, memory_table, method_table, planned, time_table
@@ -249,6 +253,35 @@ def test_the_estimates_are_of_the_rollout_that_is_described(harness: str) -> Non
     for key in ("sampled", "tape", "final", "branches", "branch_tokens", "trie_tokens", "teacher_tokens", "leaves"):
         assert getattr(found, key) == getattr(estimate, key), key
     assert estimate.longest_tape > found.longest_tape
+
+
+class OwnEditor(Editor[NoSettings]):
+    """An editor that does not say how large its rollouts are."""
+
+
+class SizedEditor(Editor[NoSettings]):
+    workload = WORKLOADS["memexrl"]
+
+
+class SizedDriver(FoldingAgentDriver):
+    workload = WORKLOADS["opencode"]
+
+
+@pytest.mark.parametrize(
+    ("harness", "workload"),
+    [
+        (f"{{type: '{__name__}:OwnEditor'}}", WORKLOADS["tc_rag"]),
+        (f"{{type: '{__name__}:SizedEditor'}}", WORKLOADS["memexrl"]),
+        ("{type: 'examples.black_box.driver:FoldingAgentDriver', corpus: facts.jsonl}", BlackBox.workload),
+        (f"{{type: '{__name__}:SizedDriver', corpus: facts.jsonl}}", WORKLOADS["opencode"]),
+    ],
+)
+def test_a_harness_of_ones_own_is_planned_as_what_it_is(harness: str, workload: Workload) -> None:
+    plan = planned("tc_rag-mask4d", f"harness={harness}")
+    assert plan.job.workload == workload
+    agents = "corpus" in harness
+    assert plan.job.concurrency == (16 if agents else 64)
+    assert any("harness.processes" in note for note in plan.notes) == agents
 
 
 def test_turns_are_runs_of_sampled_tokens() -> None:

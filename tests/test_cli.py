@@ -210,8 +210,8 @@ def test_the_page_is_self_contained_and_draws_every_live_token(tmp_path: Path) -
     classes = [attrs.get("class") for tag, attrs in parsed.tags if tag == "rect"][6:]  # without the legend
     assert len(classes) == 8 + 10 + 11 + 11
     assert classes.count("prompt") == 4 * 5
-    assert classes.count("generated evicted") == 3
-    assert classes.count("generated") == 2 + 2 + 1 + 1
+    assert classes.count("sampled evicted") == 3
+    assert classes.count("sampled") == 2 + 2 + 1 + 1
 
 
 def test_text_from_a_record_cannot_become_markup(running: Record, tmp_path: Path) -> None:

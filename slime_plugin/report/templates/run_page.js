@@ -127,7 +127,7 @@ $("earlier").onclick = () => { view.page--; list(); };
 $("later").onclick = () => { view.page++; list(); };
 
 // The tree of one rollout.
-const ROLES = ["", "context", "prompt", "generated", "restored", "evicted", "generated evicted"];
+const ROLES = ["", "context", "prompt", "sampled", "restored", "evicted", "sampled evicted"];
 const MEANINGS = ["", "context", "prompt", "sampled here", "restored", "evicted next", "sampled, evicted next"];
 const FAINTEST = -6, DECADES = 6;  // 1e-6 nats is where colour begins, 1 nat where it is full
 const heat = delta => Math.max(0, Math.min(1, (Math.log10(Math.abs(delta)) - FAINTEST) / DECADES));
@@ -203,7 +203,7 @@ function strip(tree, layer) {
     const box = {x: percent(p), width: percent(1), y: 21, height: 8};
     if (!method.isTrained[p]) svg.append(make("rect", {...box, class: "lost"}));
     else if (method.at) svg.append(make("rect", {...box, class: "heat", style: `fill:${colour(method.at[p])}`}));
-    else svg.append(make("rect", {...box, class: "generated"}));
+    else svg.append(make("rect", {...box, class: "sampled"}));
   }
   svg.onpointermove = event => {
     const frame = svg.getBoundingClientRect();

@@ -90,7 +90,11 @@ class Run:
         self._watching = False
         self._thread.join()
         end = time.monotonic() + 15
-        while left := [process for process in self.left if not self._started[process].startswith(but_for)]:
+        while left := [
+            process
+            for process in self.left
+            if not self._started[process].startswith(but_for) and not _title(process.pid).startswith(but_for)
+        ]:
             assert time.monotonic() < end, f"still there: {[(p.pid, self._started[p], _title(p.pid)) for p in left]}"
             time.sleep(0.05)
         return code

@@ -1,0 +1,101 @@
+"""Symptoms from the logs of a run, and from the error that its last start ended with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from slime_plugin.diagnosis.log_patterns import LOG_PATTERNS, LogPattern, needles, pattern_of
+from slime_plugin.diagnosis.log_text import LogPart, shown_line
+from slime_plugin.diagnosis.run_contents import RunContents
+from slime_plugin.diagnosis.symptom import CONSEQUENCE, SIGN, Symptom
+from slime_plugin.run.redaction import redact_text
+
+MOST_LINES = 10_000
+"""Lines of one log and one text that are looked at: a program may repeat an error forever."""
+_EXCEPTION = re.compile(r"(?:^|\s|\))((?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): ?(\S.*)$")
+
+
+@dataclass(slots=True)
+class _Found:
+    """The lines that match one pattern."""
+
+    pattern: LogPattern
+    line: str
+    """The first of them."""
+    place: str
+    number: int = 1
+
+
+def log_symptoms(run: RunContents) -> Iterator[Symptom]:
+    """What a run that has reached its end has logged on the way is good to know, and no more."""
+    found = _search(run.logs)
+    if run.error is not None:
+        pattern = pattern_of(run.error_place, run.error)
+        if pattern is not None and pattern.name not in found:
+            found[pattern.name] = _Found(pattern, run.error, run.error_place)
+    order = [pattern.name for pattern in LOG_PATTERNS]
+    for name in sorted(found, key=order.index):
+        yield _symptom(found[name], over=run.is_done)
+    known = any(hit.pattern.severity != "info" for hit in found.values())
+    if not known and not run.is_done and not run.is_running:
+        yield from _unknown(run)
+
+
+def _search(logs: Iterable[LogPart]) -> dict[str, _Found]:
+    found: dict[str, _Found] = {}
+    for log in logs:
+        lines = {at: line for needle in needles() for at, line in islice(log.lines_with(needle), MOST_LINES)}
+        for at in sorted(lines):
+            pattern = pattern_of(log.name, lines[at])
+            if pattern is None:
+                continue
+            if pattern.name in found:
+                found[pattern.name].number += 1
+            else:
+                found[pattern.name] = _Found(pattern, lines[at], log.place(at))
+    return found
+
+
+def _symptom(found: _Found, *, over: bool) -> Symptom:
+    pattern = found.pattern
+    times = f" ({found.number} lines like it)" if found.number > 1 else ""
+    return Symptom(
+        pattern.name,
+        "info" if over else pattern.severity,
+        f"{shown_line(redact_text(found.line))}{times}",
+        f"{pattern.cause}{'; the run has gone on after it' if over else ''}",
+        pattern.remedy,
+        found.place,
+        pattern.rank,
+    )
+
+
+def _unknown(run: RunContents) -> Iterator[Symptom]:
+    """The error that the run ended with, or the last exception in its logs, if no pattern knows it."""
+    if run.error is not None:
+        yield _unknown_error(run.error.splitlines()[0], run.error_place)
+        return
+    last: tuple[str, str] | None = None
+    for log in run.logs:
+        for needle in ("Error: ", "Exception: "):
+            for start, line in log.lines_with(needle):
+                if _EXCEPTION.search(line):
+                    last = line, log.place(start)
+        if last is not None:
+            yield _unknown_error(*last)
+            return
+
+
+def _unknown_error(line: str, place: str) -> Symptom:
+    return Symptom(
+        "an error",
+        "error",
+        shown_line(redact_text(line)),
+        "the run ended with this error, which no pattern knows",
+        "read what is before it; if it is a bug, attach the file of memorywalker doctor RUN --bundle to a report",
+        place,
+        CONSEQUENCE if " " not in line.strip() else SIGN,
+    )

@@ -45,6 +45,8 @@ ENGINE_LOG = (
     "[2026-11-19 06:04:38] Cuda graph is disabled because of using torch native attention backend\n"
     "[2026-11-19 06:04:41] Fail to set RLIMIT_NOFILE: current limit exceeds maximum limit\n"
     f"{SERVER_ARGS}"
+    "[2026-11-19 06:04:52] OpenAI Responses API (/v1/responses) disabled: OpenAIServingResponses init failed "
+    "(ModuleNotFoundError: No module named 'openai_harmony')\n"
     "[2026-11-19 06:05:19] Decode batch, #running-req: 1, #token: 158, token usage: 0.00, cpu graph: False, gen "
     "throughput (token/s): 112.96, #queue-req: 0\n"
     '[2026-11-19 06:05:19] INFO:     127.0.0.1:60596 - "POST /generate HTTP/1.1" 200 OK\n'

@@ -121,7 +121,7 @@ def _checkpoint_of_a_job(run: Path) -> Path:
 
 def _sdcc_off_in_a_job(run: Path) -> Path:
     job(run, "method=sdcc")
-    states = [{"iteration": i, "steps": 3, "why_off": None, "diverged": 0} for i in range(2)]
+    states: list[dict[str, object]] = [{"iteration": i, "steps": 3, "why_off": None, "diverged": 0} for i in range(2)]
     states.append(
         {**states[0], "iteration": 2, "why_off": "mean KL per leaf 14.2 where 10 is the limit in 3 steps in a row"}
     )

@@ -14,6 +14,8 @@ from slime_plugin.diagnosis.symptom import CAUSE, CONSEQUENCE, SIGN, Severity
 
 ENGINE = r"(?i)sglang|\bengine"
 """The file or the line is of an engine."""
+HARMLESS = re.compile(r"Ignore import error|\(ModuleNotFoundError|/v1/responses\) disabled")
+"""What programs log about optional parts of theirs, whatever else is in the line."""
 RESUME = "then resume"
 
 
@@ -282,6 +284,8 @@ LOG_PATTERNS = (
 
 def pattern_of(log: str, line: str) -> LogPattern | None:
     """Return the first pattern that a line matches."""
+    if HARMLESS.search(line):
+        return None
     return next((pattern for pattern in LOG_PATTERNS if pattern.matches(log, line)), None)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from slime_plugin.diagnosis.log_patterns import LOG_PATTERNS, LogPattern, needles, pattern_of
+from slime_plugin.diagnosis.log_patterns import HARMLESS, LOG_PATTERNS, LogPattern, needles, pattern_of
 from slime_plugin.diagnosis.log_text import LogPart, shown_line
 from slime_plugin.diagnosis.run_contents import RunContents
-from slime_plugin.diagnosis.symptom import CONSEQUENCE, SIGN, Symptom
+from slime_plugin.diagnosis.symptom import SIGN, Severity, Symptom
 from slime_plugin.run.redaction import redact_text
 
 MOST_LINES = 10_000
@@ -76,26 +76,27 @@ def _symptom(found: _Found, *, over: bool) -> Symptom:
 def _unknown(run: RunContents) -> Iterator[Symptom]:
     """The error that the run ended with, or the last exception in its logs, if no pattern knows it."""
     if run.error is not None:
-        yield _unknown_error(run.error.splitlines()[0], run.error_place)
+        yield _unknown_error("error", run.error.splitlines()[0], run.error_place)
         return
-    last: tuple[str, str] | None = None
     for log in run.logs:
-        for needle in ("Error: ", "Exception: "):
-            for start, line in log.lines_with(needle):
-                if _EXCEPTION.search(line):
-                    last = line, log.place(start)
-        if last is not None:
-            yield _unknown_error(*last)
+        found = {
+            at: line
+            for needle in ("Error: ", "Exception: ")
+            for at, line in islice(log.lines_with(needle), MOST_LINES)
+            if _EXCEPTION.search(line) and not HARMLESS.search(line)
+        }
+        if found:
+            yield _unknown_error("warning", found[max(found)], log.place(max(found)))
             return
 
 
-def _unknown_error(line: str, place: str) -> Symptom:
+def _unknown_error(severity: Severity, line: str, place: str) -> Symptom:
     return Symptom(
         "an error",
-        "error",
+        severity,
         shown_line(redact_text(line)),
-        "the run ended with this error, which no pattern knows",
-        "read what is before it; if it is a bug, attach the file of memorywalker doctor RUN --bundle to a report",
+        "an error that no pattern knows; the run has not gone on after it",
+        "read what is before it; if it is a bug, attach what memorywalker doctor RUN --bundle writes to a report",
         place,
-        CONSEQUENCE if " " not in line.strip() else SIGN,
+        SIGN,
     )

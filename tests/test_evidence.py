@@ -25,9 +25,9 @@ from slime_plugin.run.evidence import collect, read_starts, recorded_start
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.redaction import redact_text, redact_words
 from slime_plugin.slime.args import args_of
-from tests.broken_runs import QUICKSTART, iteration, job, local_run, start, step
 from tests.cli import run
 from tests.conftest import ROOT
+from tests.run_parts import QUICKSTART, iteration, job, local_run, start, step
 
 KEYS = {
     "DASHSCOPE_API_KEY": "sk-0f1e2d3c4b5a69788796a5b4c3d2e1f0",

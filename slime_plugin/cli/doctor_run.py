@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from slime_plugin.diagnosis import Diagnosis, diagnose
 from slime_plugin.diagnosis.bundle import write_bundle
 from slime_plugin.report.formatting import format_number
 from slime_plugin.report.tables import number_table
-from slime_plugin.run.redaction import key_variables, redact_values, secret_values
+from slime_plugin.run.redaction import redact_values
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
 _WIDTH = 120
@@ -56,7 +55,7 @@ def _to_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "symptoms": [dataclasses.asdict(symptom) for symptom in diagnosis.symptoms],
         "health": diagnosis.health,
     }
-    redacted: dict[str, Any] = redact_values(value, secret_values(os.environ, set(key_variables(run.settings))))
+    redacted: dict[str, Any] = redact_values(value, run.secrets)
     return redacted
 
 

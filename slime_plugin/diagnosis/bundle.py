@@ -18,7 +18,7 @@ from slime_plugin.diagnosis.log_text import log_files
 from slime_plugin.diagnosis.run_contents import PLUGIN_FILE
 from slime_plugin.errors import ConfigError
 from slime_plugin.run.evidence import FOLDER
-from slime_plugin.run.redaction import key_variables, redact_text, redact_values, secret_values
+from slime_plugin.run.redaction import redact_text, redact_values
 
 LOG_HEAD_BYTES, LOG_TAIL_BYTES = 64 << 10, 512 << 10
 """Of each log."""
@@ -45,7 +45,7 @@ def write_bundle(path: Path, diagnosis: Diagnosis, text: str, *, records: bool =
 def _members(diagnosis: Diagnosis, text: str, *, records: bool) -> Iterator[tuple[str, bytes]]:
     run = diagnosis.run
     folder = run.folder.path
-    secrets = secret_values(os.environ, set(key_variables(run.settings)))
+    secrets = run.secrets
     yield "diagnosis.txt", redact_text(text, secrets).encode()
     symptoms = [asdict(symptom) for symptom in diagnosis.symptoms]
     yield "diagnosis.json", _json(redact_values({"ok": diagnosis.ok, "symptoms": symptoms}, secrets))

@@ -1,7 +1,7 @@
 """What the programs of a run log when something goes wrong, with the most likely cause and a remedy.
 
 The texts are those of PyTorch, NCCL, gloo, Ray, SGLang, Megatron, slime and this package. To add one: a row here, and a
-prepared folder in ``tests/broken_runs.py``.
+prepared folder in ``tests/prepared_runs.py``.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from slime_plugin.diagnosis.log_patterns import HARMLESS, LOG_PATTERNS, LogPattern, needles, pattern_of
-from slime_plugin.diagnosis.log_text import LogPart, shown_line
+from slime_plugin.diagnosis.log_text import LogPart
 from slime_plugin.diagnosis.run_contents import RunContents
 from slime_plugin.diagnosis.symptom import SIGN, Severity, Symptom
-from slime_plugin.run.redaction import redact_text
 
 MOST_LINES = 10_000
 """Lines of one log and one text that are looked at: a program may repeat an error forever."""
@@ -38,7 +37,7 @@ def log_symptoms(run: RunContents) -> Iterator[Symptom]:
             found[pattern.name] = _Found(pattern, run.error, run.error_place)
     order = [pattern.name for pattern in LOG_PATTERNS]
     for name in sorted(found, key=order.index):
-        yield _symptom(found[name], over=run.is_done)
+        yield _symptom(run, found[name])
     known = any(hit.pattern.severity != "info" for hit in found.values())
     if not known and not run.is_done and not run.is_running:
         yield from _unknown(run)
@@ -59,13 +58,13 @@ def _search(logs: Iterable[LogPart]) -> dict[str, _Found]:
     return found
 
 
-def _symptom(found: _Found, *, over: bool) -> Symptom:
-    pattern = found.pattern
+def _symptom(run: RunContents, found: _Found) -> Symptom:
+    pattern, over = found.pattern, run.is_done
     times = f" ({found.number} lines like it)" if found.number > 1 else ""
     return Symptom(
         pattern.name,
         "info" if over else pattern.severity,
-        f"{shown_line(redact_text(found.line))}{times}",
+        f"{run.shown(found.line)}{times}",
         f"{pattern.cause}{'; the run has gone on after it' if over else ''}",
         pattern.remedy,
         found.place,
@@ -76,7 +75,7 @@ def _symptom(found: _Found, *, over: bool) -> Symptom:
 def _unknown(run: RunContents) -> Iterator[Symptom]:
     """The error that the run ended with, or the last exception in its logs, if no pattern knows it."""
     if run.error is not None:
-        yield _unknown_error("error", run.error.splitlines()[0], run.error_place)
+        yield _unknown_error("error", run.shown(run.error.splitlines()[0]), run.error_place)
         return
     for log in run.logs:
         found = {
@@ -86,15 +85,15 @@ def _unknown(run: RunContents) -> Iterator[Symptom]:
             if _EXCEPTION.search(line) and not HARMLESS.search(line)
         }
         if found:
-            yield _unknown_error("warning", found[max(found)], log.place(max(found)))
+            yield _unknown_error("warning", run.shown(found[max(found)]), log.place(max(found)))
             return
 
 
-def _unknown_error(severity: Severity, line: str, place: str) -> Symptom:
+def _unknown_error(severity: Severity, seen: str, place: str) -> Symptom:
     return Symptom(
         "an error",
         severity,
-        shown_line(redact_text(line)),
+        seen,
         "an error that no pattern knows; the run has not gone on after it",
         "read what is before it; if it is a bug, attach what memorywalker doctor RUN --bundle writes to a report",
         place,

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from slime_plugin.diagnosis.log_patterns import pattern_of
-from slime_plugin.diagnosis.log_text import shown_line
 from slime_plugin.diagnosis.run_contents import RunContents
 from slime_plugin.diagnosis.stores import StoreStatistics
 from slime_plugin.diagnosis.symptom import CAUSE, CONSEQUENCE, SIGN, Severity, Symptom
 from slime_plugin.rollout.tools.tool import TOOL_FAILURES
-from slime_plugin.run.redaction import redact_text
 from slime_plugin.slime.tool_failures import MIN_FAILURES, ToolCalls
 
 MIN_ROLLOUTS, MIN_GROUPS = 16, 4
@@ -21,12 +19,13 @@ MANY_TRUNCATED, MANY_EXCLUDED, MANY_TOOL_FAILURES, MANY_CALL_ERRORS = 0.8, 0.1, 
 MANY_CERTAIN = 0.9
 """Share of sampled tokens with a log-probability of exactly 0."""
 _LIMITS = {
-    "turns": "raise rollout.turns",
-    "turn tokens": "raise rollout.turn_tokens",
-    "sampled tokens": "raise rollout.sampled_tokens",
-    "context": "raise rollout.context_tokens, or let the harness edit earlier",
-    "time": "raise rollout.seconds, or lower rollout.concurrency if the engine is slow",
+    "turns": ("turns", "raise rollout.turns"),
+    "turn tokens": ("turn_tokens", "raise rollout.turn_tokens"),
+    "sampled tokens": ("sampled_tokens", "raise rollout.sampled_tokens"),
+    "context": ("context_tokens", "raise rollout.context_tokens, or let the harness edit earlier"),
+    "time": ("seconds", "raise rollout.seconds, or lower rollout.concurrency if the engine is slow"),
 }
+"""By what ended a rollout: the setting, and what to do about it."""
 
 
 def equal_rewards(run: RunContents) -> Iterator[Symptom]:
@@ -100,15 +99,15 @@ def truncated(run: RunContents) -> Iterator[Symptom]:
     for store in last:
         stops.update({stop: n for (status, stop), n in store.stops.items() if status == "truncated"})
     limit, most = stops.most_common(1)[0]
-    value = run.setting("rollout", {"time": "seconds"}.get(limit, f"{limit.replace(' ', '_')}"))
-    value = run.setting("rollout", "context_tokens") if limit == "context" else value
+    key, remedy = _LIMITS.get(limit, ("", "raise that limit"))
+    shown = f"rollout.{key} is {run.setting('rollout', key)}" if key else "its own limit"
     yield Symptom(
         "truncated",
         "warning" if every >= MIN_ROLLOUTS else "info",
-        f"{number} of {every} rollouts are truncated, {most} of them by the limit on {limit} ({value})",
+        f"{number} of {every} rollouts are truncated, {most} of them by {limit}: {shown}",
         "the limit ends rollouts before the policy answers, so that the reward says nothing about them; or the policy "
         "does not stop by itself: another chat template, or a base model",
-        f"{_LIMITS.get(limit, 'raise that limit')}; read some rollouts to see what they spend it on",
+        f"{remedy}; read some rollouts to see what they spend it on",
         _names(last),
         CAUSE,
     )
@@ -125,14 +124,14 @@ def excluded(run: RunContents) -> Iterator[Symptom]:
         errors.update(store.errors)
         examples = store.example | examples
     error, times = errors.most_common(1)[0]
-    text = redact_text(examples[error])
+    text = examples[error]
     pattern = pattern_of("records", text)
     severity: Severity = "error" if number / every >= MANY_CALL_ERRORS else "warning"
     only_stopped = set(errors) == {"stopped"}
     yield Symptom(
         "failed rollouts",
         "info" if only_stopped else severity,
-        f"{number} of {every} rollouts were aborted or failed, {times} of them with: {shown_line(text)}",
+        f"{number} of {every} rollouts were aborted or failed, {times} of them with: {run.shown(text)}",
         "they were stopped with the run" if only_stopped else _cause(pattern, "rollouts of a question fail by it"),
         f"{run.resume}" if only_stopped else "read that error; " + ("" if pattern is None else pattern.remedy),
         _names(stores),
@@ -191,7 +190,7 @@ def no_logprobs(run: RunContents) -> Iterator[Symptom]:
 
 def weight_versions(run: RunContents) -> Iterator[Symptom]:
     """A local run samples iteration i by version i; slime counts its updates itself, but an iteration has one."""
-    if run.is_replay:
+    if run.is_replay or not run.settings:
         return
     mixed = [store for store in run.trained if len(store.versions) > 1 or store.straddling]
     stale = [
@@ -200,7 +199,9 @@ def weight_versions(run: RunContents) -> Iterator[Symptom]:
         if run.kind == "run" and store.versions and str(store.iteration) not in store.versions
     ]
     same = [store for store in run.trained if len(store.versions) == 1]
-    stuck = len(same) > 1 and len({version for store in same for version in store.versions}) == 1
+    numbers = [store.iteration or 0 for store in same]
+    apart = max(numbers, default=0) - min(numbers, default=0) > 1  # slime may update every other iteration
+    stuck = apart and len({version for store in same for version in store.versions}) == 1
     if not mixed and not stale and not stuck:
         return
     found = (stale or mixed or same)[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -16,13 +17,14 @@ from typing import Any, Literal
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config, parse_yaml
 from slime_plugin.config.method import CustomMethod
-from slime_plugin.diagnosis.log_text import LogPart, read_logs
+from slime_plugin.diagnosis.log_text import LogPart, read_logs, shown_line
 from slime_plugin.diagnosis.slime_lines import NEEDLES, Line, slime_lines
 from slime_plugin.diagnosis.stores import StoreStatistics, read_store
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.methods import method_of
 from slime_plugin.run.evidence import FOLDER, read_starts
 from slime_plugin.run.folder import RunFolder
+from slime_plugin.run.redaction import key_variables, redact_text, secret_values
 from slime_plugin.slime.args import KEY
 from slime_plugin.slime.retention import latest_checkpoint
 
@@ -105,6 +107,15 @@ class RunContents:
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
+
+    @cached_property
+    def secrets(self) -> Mapping[str, str]:
+        """Values of this process's environment that must not be shown, by variable."""
+        return secret_values(os.environ, set(key_variables(self.settings)))
+
+    def shown(self, line: str) -> str:
+        """A line of a log or an error, without secrets and safe to show on a terminal."""
+        return shown_line(redact_text(line, self.secrets))
 
     @property
     def planned(self) -> int | None:
@@ -190,7 +201,9 @@ def _settings(folder: RunFolder, kind: Kind, problems: list[str]) -> Mapping[str
     except (OSError, ValueError, ConfigError) as error:
         problems.append(f"{path.name}: cannot be read ({type(error).__name__})")
         return {}
-    if not isinstance(cell, dict):
+    if kind == "run" and isinstance(value, dict) and "settings" in value:
+        return {}  # of memorywalker rollout, which trains nothing
+    if not isinstance(cell, dict) or not cell:
         problems.append(f"{path.name}: holds no configuration")
         return {}
     return cell

@@ -1,4 +1,4 @@
-"""Folders of runs that went wrong, as the programs leave them: logs word for word, metrics, records, checkpoints."""
+"""Parts of the folders that runs leave: logs word for word, metrics, records, checkpoints, evidence."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.prepared_runs import (
     trainer_memory,
     truncated,
 )
-from tests.run_parts import CUDA_MEMORY, NAN, job, local_run, printed_step, rollout, rollouts
+from tests.run_parts import CUDA_MEMORY, NAN, job, local_run, printed_step, rollout, rollouts, start
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -83,6 +83,19 @@ def test_the_health_of_a_job_is_that_of_a_local_run(tmp_path: Path) -> None:
     assert (first["train_tokens_per_second"], first["seconds"]) == (1085.0, 101.6)
     assert of_job["memory"]["gpu_used_bytes"] == int(59.11 * 2**30)
     assert other["logdiff"]["mean"] == 4e-7
+
+
+def test_the_error_that_a_run_ended_with(tmp_path: Path) -> None:
+    """It is shown whatever else was logged; one of ours says what to do, any other is a bug."""
+    run = local_run(tmp_path / "run", done=1, logs={"rollout.log": "OSError: [Errno 24] Too many open files\n"})
+    error = "LayoutError: record 3: 12 tokens in a row of 8; raise method.budget"
+    start(run, end={"how": "failed", "error": error, "is_bug": False})
+    first, second, *_ = diagnose(run).symptoms
+    assert (first.seen, second.name) == (error, "open files")
+    assert first.remedy.startswith("do what the line says; memorywalker train CONFIG")
+    start(run, 1, end={"how": "failed", "error": "KeyError: 'parents'\nmore", "is_bug": True})
+    first, *_ = diagnose(run).symptoms
+    assert (first.seen, "--bundle" in first.remedy) == ("KeyError: 'parents'", True)
 
 
 def test_rollouts_without_training(tmp_path: Path) -> None:

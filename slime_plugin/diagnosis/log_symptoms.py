@@ -10,7 +10,7 @@ from itertools import islice
 from slime_plugin.diagnosis.log_patterns import HARMLESS, LOG_PATTERNS, LogPattern, needles, pattern_of
 from slime_plugin.diagnosis.log_text import LogPart
 from slime_plugin.diagnosis.run_contents import RunContents
-from slime_plugin.diagnosis.symptom import SIGN, Severity, Symptom
+from slime_plugin.diagnosis.symptom import CAUSE, SIGN, Symptom
 
 MOST_LINES = 10_000
 """Lines of one log and one text that are looked at: a program may repeat an error forever."""
@@ -31,16 +31,17 @@ class _Found:
 def log_symptoms(run: RunContents) -> Iterator[Symptom]:
     """What a run that has reached its end has logged on the way is good to know, and no more."""
     found = _search(run.logs)
-    if run.error is not None:
-        pattern = pattern_of(run.error_place, run.error)
-        if pattern is not None and pattern.name not in found:
-            found[pattern.name] = _Found(pattern, run.error, run.error_place)
-    order = [pattern.name for pattern in LOG_PATTERNS]
+    known = any(hit.pattern.severity != "info" for hit in found.values())
+    last = None if run.error is None else pattern_of(run.error_place, run.error)
+    if run.error is not None and last is not None:
+        found.setdefault(last.name, _Found(last, run.error, run.error_place))
+    elif run.error is not None:
+        yield _unknown_error(run, run.error.splitlines()[0])
+    elif not known and not run.is_done and not run.is_running:
+        yield from _last_exception(run)
+    order = [None if last is None else last.name, *(pattern.name for pattern in LOG_PATTERNS)]
     for name in sorted(found, key=order.index):
         yield _symptom(run, found[name])
-    known = any(hit.pattern.severity != "info" for hit in found.values())
-    if not known and not run.is_done and not run.is_running:
-        yield from _unknown(run)
 
 
 def _search(logs: Iterable[LogPart]) -> dict[str, _Found]:
@@ -72,11 +73,19 @@ def _symptom(run: RunContents, found: _Found) -> Symptom:
     )
 
 
-def _unknown(run: RunContents) -> Iterator[Symptom]:
-    """The error that the run ended with, or the last exception in its logs, if no pattern knows it."""
-    if run.error is not None:
-        yield _unknown_error("error", run.shown(run.error.splitlines()[0]), run.error_place)
-        return
+def _unknown_error(run: RunContents, line: str) -> Symptom:
+    """The error that the last start ended with, if no pattern knows it. This package's own say what to do."""
+    if (run.end or {}).get("is_bug"):
+        cause = "the last start ended with it; it is a bug, of this package or of code that the run uses"
+        remedy = "read the traceback; memorywalker doctor RUN --bundle writes what a report of the bug needs"
+    else:
+        cause = "the last start ended with it"
+        remedy = f"do what the line says; {run.resume}"
+    return Symptom("an error", "error", run.shown(line), cause, remedy, run.error_place, CAUSE)
+
+
+def _last_exception(run: RunContents) -> Iterator[Symptom]:
+    """The last exception in the logs of a run that has left nothing else."""
     for log in run.logs:
         found = {
             at: line
@@ -85,17 +94,8 @@ def _unknown(run: RunContents) -> Iterator[Symptom]:
             if _EXCEPTION.search(line) and not HARMLESS.search(line)
         }
         if found:
-            yield _unknown_error("warning", run.shown(found[max(found)]), log.place(max(found)))
+            cause = "an error that no pattern knows, and the run has not gone on after it"
+            remedy = "read what is before it; memorywalker doctor RUN --bundle writes what a report of a bug needs"
+            at = max(found)
+            yield Symptom("an error", "warning", run.shown(found[at]), cause, remedy, log.place(at), SIGN)
             return
-
-
-def _unknown_error(severity: Severity, seen: str, place: str) -> Symptom:
-    return Symptom(
-        "an error",
-        severity,
-        seen,
-        "an error that no pattern knows; the run has not gone on after it",
-        "read what is before it; if it is a bug, attach what memorywalker doctor RUN --bundle writes to a report",
-        place,
-        SIGN,
-    )

@@ -4,7 +4,7 @@
 
     {"version": 1, "time": "2026-11-19T06:13:09+00:00", "command": [...], "host": ..., "python": ..., "packages": {...},
      "sources": {...}, "cpus": 8, "memory_bytes": ..., "gpus": [...], "environment": {...}, "log_bytes": {...},
-     "end": {"time": ..., "how": "finished" | "interrupted" | "failed", "error": ...}}
+     "end": {"time": ..., "how": "finished" | "interrupted" | "failed", "error": ..., "is_bug": false}}
 
 ``end`` is missing while the run is going, and for good if it was killed. ``log_bytes`` are the sizes of the logs before
 the start, so that what an earlier start has logged can be told from its own. No secret is ever written: the value of a
@@ -30,6 +30,7 @@ from typing import Any, Literal
 import psutil
 
 from slime_plugin import __version__
+from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.run.files import write_atomically
 from slime_plugin.run.redaction import (
     SET,
@@ -74,7 +75,8 @@ def recorded_start(run: Path, cell: Mapping[str, Any], words: Sequence[str] | No
 
     def end(how: How, error: BaseException | None = None) -> None:
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        shown = {} if error is None else {"error": _redacted(text, cell)[:ERROR_CHARACTERS]}
+        is_bug = not isinstance(error, MemoryWalkerError)
+        shown = {} if error is None else {"error": _redacted(text, cell)[:ERROR_CHARACTERS], "is_bug": is_bug}
         _write(path, {**evidence, "end": {"time": _now(), "how": how, **shown}})
 
     try:

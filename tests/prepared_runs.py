@@ -227,6 +227,22 @@ def _greedy(run: Path) -> Path:
     return local_run(run, records={i: rollouts(i, certain=True) for i in range(3)})
 
 
+def _weights_that_are_nan(run: Path) -> Path:
+    """What a learning rate of 1e30 leaves: the engine answers with null for every log-probability."""
+    error = (
+        "the engine at http://127.0.0.1:34623 answered a turn of 1-q0-0 with no ids and log-probabilities (float() "
+        "argument must be a string or a real number, not 'NoneType'); that cannot be recorded. See its log, and check "
+        "that its version is the one in requirements.sglang"
+    )
+    bad = rollouts(1, status="failed", stop="engine", reward=None, error=error)
+    lines = [step(0), iteration(0), step(1, 0, grad_norm=None)]
+    log = f"2026-11-19 06:50:49,769 WARNING rollout 1-q0-0 failed: {error}\n"
+    local_run(run, done=1, lines=lines, records={0: rollouts(0), 1: bad}, logs={"rollout.log": log})
+    last = f"MemoryWalkerError: all 16 rollouts were aborted or failed; the first is failed: {error}"
+    start(run, end={"how": "failed", "error": last, "is_bug": False})
+    return run
+
+
 BROKEN: dict[str, tuple[Prepare, str, str]] = {
     "trainer memory": (trainer_memory, "GPU memory", "lower trainer.batch_tokens"),
     "engine memory": (_engine_memory, "engine memory", "cluster.engine_memory"),
@@ -237,6 +253,7 @@ BROKEN: dict[str, tuple[Prepare, str, str]] = {
     "shared memory": (_shared_memory, "shared memory", "--ipc=host"),
     "missing package": (_missing_package, "missing package", "memorywalker doctor on that host"),
     "not a number": (_nan_of_a_job, "not a number", "lower trainer.lr"),
+    "weights that are NaN": (_weights_that_are_nan, "not a number", "lower trainer.lr"),
     "logdiff after folds": (logdiff_after_folds, "logdiff", "has to edit through Context"),
     "checkpoint of a job": (_checkpoint_of_a_job, "checkpoint cut off", "latest_checkpointed_iteration.txt"),
     "SDCC off": (_sdcc_off_in_a_job, "SDCC off", "method.warmup"),

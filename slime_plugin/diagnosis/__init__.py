@@ -20,6 +20,7 @@ from slime_plugin.diagnosis.slime_lines import gpu_memory
 from slime_plugin.diagnosis.symptom import CONSEQUENCE, Symptom, by_likelihood, is_alarming
 
 CHECKS: tuple[Callable[[RunContents], Iterator[Symptom]], ...] = (
+    training_symptoms.not_finite,
     log_symptoms,
     folder_symptoms.checkpoints,
     rollout_symptoms.tool_failures,
@@ -30,7 +31,6 @@ CHECKS: tuple[Callable[[RunContents], Iterator[Symptom]], ...] = (
     rollout_symptoms.excluded,
     rollout_symptoms.no_edits,
     rollout_symptoms.damaged_stores,
-    training_symptoms.not_finite,
     training_symptoms.logdiff,
     training_symptoms.first_ratio,
     training_symptoms.first_reference_kl,

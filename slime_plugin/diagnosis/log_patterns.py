@@ -115,9 +115,16 @@ LOG_PATTERNS = (
     LogPattern(
         "no log-probabilities",
         ("no ids and log-probabilities", "tokens and log-probabilities of"),
-        "the engine's answers hold no log-probability per sampled token: another server, a proxy that changes answers, "
-        "or another version of SGLang",
-        "use the version in requirements.sglang, started by this package, without anything in between",
+        "the engine's answers hold no log-probability per sampled token, or not a number: weights that are not finite, "
+        "another server, a proxy that changes answers, or another version of SGLang",
+        "look at loss and grad_norm of the last steps; use the version in requirements.sglang, started by this package",
+        rank=SIGN,
+    ),
+    LogPattern(
+        "weights not taken",
+        ("did not take the weights in", "refuses the weights in"),
+        "the engine cannot be reached at engine.url, or cannot read the run's folder",
+        "start it with memorywalker engine, check engine.url, and give it the folder under the same path",
     ),
     LogPattern(
         "context longer than the engine's",

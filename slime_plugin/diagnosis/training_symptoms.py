@@ -34,7 +34,7 @@ def not_finite(run: RunContents) -> Iterator[Symptom]:
             yield Symptom(
                 "not a number",
                 "error",
-                f"{' and '.join(bad)} of step {line['step']} are not finite, and so in {since} of the steps from there",
+                f"{' and '.join(bad)} not finite in step {line['step']}, {bad[0]} in {since} steps from there on",
                 "the loss or a gradient overflowed: a learning rate that is too high, or log-probabilities of the "
                 "engine and the trainer that are far apart",
                 "lower trainer.lr, look at logdiff and ratio in the steps before, and resume from an older checkpoint",

@@ -38,7 +38,7 @@ def slime_args(
     missing = list(missing_here(cell))
     check_job(cell, str(config), missing if write else ())
     for note in missing:
-        click.echo(f"Not here: {note}", err=True)
+        click.echo(f"Missing: {note}", err=True)
     flags = slime_flags(cell, run, "evaluate" if evaluate else "train")
     if write:
         run.mkdir(parents=True, exist_ok=True)

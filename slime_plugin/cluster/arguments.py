@@ -66,7 +66,7 @@ def slime_flags(cell: Cell, run: Path, mode: Mode = "train") -> list[Flag]:
                 "variable, such as WANDB_API_KEY"
             )
         if flag.name in taken:
-            raise ConfigError(f"{where}: the cell decides about {flag.name} ({taken[flag.name]})")
+            raise ConfigError(f"{where}: {flag.name} is set by the cell ({taken[flag.name]}); leave it out here")
         if value is not False:
             flags.append(flag)
     for flag in flags:
@@ -144,7 +144,7 @@ def _rollouts(cell: Cell, mode: Mode) -> list[FlagRow]:
         ("prompt-data", cell.require_questions().resolve(), "rollout.questions"),
         ("input-key", "question", "the format of questions"),
         ("label-key", "answers", "the format of questions"),
-        ("rollout-shuffle", True, "every epoch in an order of its own"),
+        ("rollout-shuffle", True, "reshuffled every epoch"),
         ("rollout-seed", trainer.seed, "trainer.seed"),
         ("num-rollout", *iterations),
         ("rollout-batch-size", trainer.prompts, "trainer.prompts"),
@@ -207,7 +207,7 @@ def _parallelism(cell: Cell, architecture: Architecture) -> list[FlagRow]:
         ("recompute-granularity", "full" if trainer.recompute else None, "trainer.recompute"),
         ("recompute-method", "uniform" if trainer.recompute else None, "trainer.recompute"),
         ("recompute-num-layers", 1 if trainer.recompute else None, "trainer.recompute"),
-        ("use-dynamic-batch-size", True, "rows differ in length by far"),
+        ("use-dynamic-batch-size", True, "row lengths vary widely"),
         ("max-tokens-per-gpu", trainer.batch_tokens, "trainer.batch_tokens"),
         ("balance-data", True, "replicas get even shares"),
         ("actor-num-nodes", cluster.trainer_nodes, "cluster.nodes, cluster.rollout_nodes"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from slime_plugin.run.files import write_atomically
+from slime_plugin.files import write_atomically
 from slime_plugin.run.folder import RunFolder
 
 FILE = "health.json"

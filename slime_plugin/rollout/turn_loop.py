@@ -197,7 +197,7 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
         seconds = min(environment.limits.tool_seconds, max(0.0, self._deadline - self._now()))
         result: object = await self._run_user_code(call.name, environment.tools[call.name], call.arguments, seconds)
         if not isinstance(result, str) and not self._stopped.is_set():
-            raise ToolError(f"{call.name} gave a {type(result).__name__} instead of a text", "crashed")
+            raise ToolError(f"{call.name} returned {type(result).__name__}, not a string", "crashed")
         return result if isinstance(result, str) else None
 
     def _recorded(self, ending: Ending, reward: float | None) -> Record | None:

@@ -31,7 +31,7 @@ import psutil
 
 from slime_plugin import __version__
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.run.files import write_atomically
+from slime_plugin.files import write_atomically
 from slime_plugin.run.redaction import (
     SET,
     is_secret_variable,

@@ -14,9 +14,9 @@ from typing import Any
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import replacing
 from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.rollout.questions import rollout_name
-from slime_plugin.run.files import replacing
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import flat_metrics
 from slime_plugin.slime.args import cell_of
@@ -85,7 +85,7 @@ def replayed_groups(iteration: int, args: Namespace, data_source: Any) -> list[l
     samples = [sample for group in groups for sample in group]
     if len(samples) != expected:
         raise ConfigError(
-            f"rollout.questions: slime makes {len(samples)} samples of them where {expected} are replayed; name at "
+            f"rollout.questions: slime provides {len(samples)} samples, but {expected} are replayed; name at "
             "least as many questions as trainer.prompts"
         )
     for sample, record in zip(samples, records, strict=True):

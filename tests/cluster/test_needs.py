@@ -105,7 +105,7 @@ def test_nothing_is_needed_twice_or_for_nothing() -> None:
 def test_the_command_line_is_shown_without_them_and_written_only_with_them(tmp_path: Path) -> None:
     shown = run("slime-args", CELL)
     assert shown.exit_code == 0
-    assert "Not here: tools.0.backend: the environment variable DASHSCOPE_API_KEY is not set" in shown.stderr
+    assert "Missing: tools.0.backend: the environment variable DASHSCOPE_API_KEY is not set" in shown.stderr
     written = run("slime-args", CELL, "--write", "--out", str(tmp_path / "run"))
     assert written.exit_code == 1
     assert "DASHSCOPE_API_KEY" in written.stderr

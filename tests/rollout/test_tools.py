@@ -48,7 +48,7 @@ def search_at(service: Service, **settings: Any) -> config.Search:
     return config.Search(backend=config.HttpRetriever(url=f"{service.url}/retrieve", **settings))
 
 
-async def call(tool: config.Tool, arguments: Mapping[str, Any], clock: Clock | None = None) -> str:
+async def call(tool: config.ToolSettings, arguments: Mapping[str, Any], clock: Clock | None = None) -> str:
     async with open_tools([tool], ENVIRONMENT, (clock or Clock()).timing()) as tools:
         (opened,) = tools.values()
         return await opened(arguments)
@@ -709,7 +709,7 @@ def test_parts_of_a_request_do_not_run_together() -> None:
 def test_missing_keys_are_told_before_anything_starts(variable: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("not JSON")  # it would be told if the index were built
-    configs: list[config.Tool] = [
+    configs: list[config.ToolSettings] = [
         config.Search(name="local", backend=config.Bm25(corpus=corpus)),
         config.Search(),
         config.Visit(),
@@ -788,7 +788,7 @@ def test_a_key_is_shown_to_nobody(
 
 
 def test_tools_are_named_and_described() -> None:
-    configs: list[config.Tool] = [
+    configs: list[config.ToolSettings] = [
         config.Search(backend=config.HttpRetriever(url="http://127.0.0.1:1")),
         config.Search(name="wiki", description="D", backend=config.HttpRetriever(url="http://127.0.0.1:1")),
         config.Visit(),
@@ -810,7 +810,7 @@ def test_tools_are_named_and_described() -> None:
 def test_two_tools_of_one_name() -> None:
     configs = [config.Search(backend=config.HttpRetriever(url="http://127.0.0.1:1"))] * 2
 
-    async def run(configs: Sequence[config.Tool]) -> None:
+    async def run(configs: Sequence[config.ToolSettings]) -> None:
         async with open_tools(configs):
             raise AssertionError
 

@@ -26,7 +26,7 @@ FIRST_BACKOFF_S = 0.5
 _KINDS: dict[int, ErrorKind] = {401: "key", 402: "key", 403: "key", 429: "rate limit"}
 """By status of an answer; all others mean unavailable."""
 _log = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
+Parsed = TypeVar("Parsed")
 
 
 class _TransientError(Exception):
@@ -55,7 +55,7 @@ class RemoteService:
         self._proxy = _proxy_for(url)
         self._pending: dict[str, asyncio.Task[str]] = {}
 
-    async def ask(self, body: Mapping[str, Any], read: Callable[[Any], Answer]) -> Answer:
+    async def ask(self, body: Mapping[str, Any], read: Callable[[Any], Parsed]) -> Parsed:
         """Return what ``read`` parses from the answer. Where it raises :class:`ToolError`, nothing is cached."""
         request = json.dumps(body, sort_keys=True)
         if self._cache is None:
@@ -159,7 +159,7 @@ class RemoteService:
 class RemoteServices:
     """Services that share an HTTP client session."""
 
-    def __init__(self, environment: Mapping[str, str], timing: Timing) -> None:
+    def __init__(self, env: Mapping[str, str], timing: Timing) -> None:
         self.timing = timing
         self.session = aiohttp.ClientSession(
             # Unlimited: waiting for a connection must not count towards the timeout of a request.
@@ -167,12 +167,12 @@ class RemoteServices:
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        self._environment = environment
+        self._env = env
         self._open: list[RemoteService] = []
 
     def open(self, label: str, url: str, remote: Remote, where: str) -> RemoteService:
         """Open a service. Raises :class:`ConfigError` if its key is missing or its cache cannot be written."""
-        key = read_key(remote.key_variable, self._environment, where) if remote.key_variable else None
+        key = read_key(remote.key_variable, self._env, where) if remote.key_variable else None
         cache = Cache(remote.cache, where) if remote.cache else None
         service = RemoteService(label, url, remote, key, cache, self)
         self._open.append(service)

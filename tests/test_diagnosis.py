@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slime_plugin.diagnosis import Diagnosis, diagnose
+from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.processes import locked
 from tests.conftest import ROOT
@@ -171,6 +176,38 @@ def test_damaged_files_are_symptoms(damage: Callable[[Path], None], tmp_path: Pa
     damage(run)
     found = diagnose(run)
     assert by_name(found).keys() & {"unreadable file", "damaged records", "checkpoint cut off"}
+
+
+STRANGE = (None, True, -1, 1e308, float("nan"), "x", [], {}, [1], {"a": 1}, 10**30)
+
+
+def strange(value: Any, rng: random.Random) -> Any:
+    """A JSON value with something else somewhere in it."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(list(value))
+        return {**value, key: strange(value[key], rng)}
+    return rng.choice(STRANGE)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_damage_is_never_an_error(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    prepare = rng.choice([*SOUND.values(), *(broken[0] for broken in BROKEN.values())])
+    run = prepare(tmp_path / "run")
+    for path in sorted(path for path in run.rglob("*") if path.is_file() and rng.random() < 0.5):
+        data = bytearray(path.read_bytes())
+        if path.suffix in (".json", ".jsonl"):
+            lines = data.decode().splitlines() if path.suffix == ".jsonl" else [data.decode()]
+            number = rng.randrange(len(lines))
+            with contextlib.suppress(ValueError):
+                lines[number] = json.dumps(strange(json.loads(lines[number]), rng))
+            path.write_text("\n".join(lines) + "\n")
+        elif data:
+            for _ in range(rng.randrange(8)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            path.write_bytes(data[: rng.randrange(len(data) + 1)] if rng.random() < 0.3 else data)
+    with contextlib.suppress(MemoryWalkerError):  # nothing may be left of what makes it a run
+        diagnose(run)
 
 
 def test_a_damaged_job(tmp_path: Path) -> None:

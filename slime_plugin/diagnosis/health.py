@@ -75,14 +75,27 @@ def memory_of(pids: Iterable[int]) -> dict[str, int]:
 
 
 def _of(step: Line, line: Line) -> dict[str, Any]:
-    logdiff = line.get("logdiff")
-    seconds = line.get("seconds")
+    logdiff = _part(line, "logdiff") or {"mean": step.get("logdiff")}
     return {
-        **{key: step.get(key) for key in ("ratio", "reference_kl", "clipped", "entropy", "grad_norm")},
-        "logdiff": logdiff if isinstance(logdiff, Mapping) else {"mean": step.get("logdiff"), "max": None},
-        "places": line.get("places") or step.get("places") or {},
-        **{key: line.get(key) for key in ("reward", "reward_std", "rollouts", "statuses", "K", "edits")},
-        **{key: line.get(key) for key in ("calls", "call_errors", "tool_failures")},
-        **{key: line.get(key) for key in ("rollout_tokens_per_second", "train_tokens_per_second")},
-        "seconds": seconds.get("total") if isinstance(seconds, Mapping) else None,
+        **_numbers(step, "ratio", "reference_kl", "clipped", "entropy", "grad_norm"),
+        "logdiff": _numbers(logdiff, "mean", "max"),
+        "places": _part(line, "places") or _part(step, "places"),
+        **_numbers(line, "reward", "reward_std", "rollouts", "K", "calls", "tool_failures"),
+        **{key: line.get(key) for key in ("statuses", "edits", "call_errors")},
+        **_numbers(line, "rollout_tokens_per_second", "train_tokens_per_second"),
+        "seconds": _numbers(_part(line, "seconds"), "total")["total"],
+    }
+
+
+def _part(line: Line, key: str) -> Line:
+    value = line.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _numbers(line: Line, *keys: str) -> dict[str, float | None]:
+    """Anything else in a file that is damaged is unknown."""
+    values = {key: line.get(key) for key in keys}
+    return {
+        key: value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        for key, value in values.items()
     }

@@ -178,7 +178,7 @@ def test_damaged_files_are_symptoms(damage: Callable[[Path], None], tmp_path: Pa
     assert by_name(found).keys() & {"unreadable file", "damaged records", "checkpoint cut off"}
 
 
-STRANGE = (None, True, -1, 1e308, float("nan"), "x", [], {}, [1], {"a": 1}, 10**30)
+STRANGE: tuple[Any, ...] = (None, True, -1, 1e308, float("nan"), "x", [], {}, [1], {"a": 1}, 10**30)
 
 
 def strange(value: Any, rng: random.Random) -> Any:

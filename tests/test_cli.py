@@ -31,7 +31,7 @@ def layout_json(*arguments: str) -> dict[str, Any]:
     return value
 
 
-def test_sound_records_print_nothing_but_their_number() -> None:
+def test_valid_records_print_nothing_but_their_number() -> None:
     result = run("record", "check", RUNNING, WEATHER, MEMEX)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 valid records, no defects\n")
 

@@ -122,7 +122,7 @@ def test_damaged_records_are_named_and_left_out(store: Path, tmp_path: Path) -> 
     assert pq.read_table(out).num_rows == 3
 
 
-def test_without_a_sound_record_nothing_is_written(tmp_path: Path) -> None:
+def test_without_a_valid_record_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     out = tmp_path / "out.parquet"
     result = run("record", "export", str(tmp_path), "--parquet", str(out), "--force")

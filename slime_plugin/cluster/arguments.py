@@ -28,6 +28,8 @@ PLUGIN_FILE = "plugin.yaml"
 SECRET_SUFFIXES = ("wandb-key", "api-key")
 LOG_PROBS_CHUNK = 4096
 """Tokens. With 98,304 tokens on 4 ranks the copy would take 15 GB."""
+_MAY_BE_OTHER = ("--log-probs-chunk-size",)
+"""Flags with a default here, which ``cluster.flags`` may change: no setting of the cell depends on them."""
 SPARE_TOKENS = 8
 """Tokens that an engine may hold beyond the longest context, so that its own limit is never reached."""
 
@@ -53,6 +55,7 @@ def slime_flags(cell: Cell, run: Path, mode: Mode = "train") -> list[Flag]:
     """The command line of a job whose folder is ``run``."""
     rows = _rows(cell, run.resolve(), mode)
     flags = [_flag(*row) for row in rows if row[1] is not None and row[1] is not False]
+    flags = [flag for flag in flags if flag.name not in _MAY_BE_OTHER or flag.name[2:] not in cell.cluster.flags]
     taken = {flag.name: flag.why for flag in flags}
     for key, value in cell.cluster.flags.items():
         where = f"cluster.flags.{key}"

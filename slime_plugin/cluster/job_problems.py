@@ -48,8 +48,8 @@ def job_problems(cell: Cell) -> Iterator[str]:
 
 
 def missing_here(cell: Cell) -> Iterator[str]:
-    """Files, keys and programs that a job needs and this machine does not have; the command line can be made without
-    them."""
+    """Files, code, keys and programs that a job needs and this machine does not have. The command line can be made
+    without them."""
     if cell.model is not None:
         if not cell.model.is_dir():
             yield f"model: there is no folder {cell.model}; launch/prepare.sh says how to get it"

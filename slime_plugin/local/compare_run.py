@@ -96,10 +96,8 @@ class _Inputs:
                 log(f"Error: {line}")
             if entry.record is None:
                 left_out["damaged"] += 1
-            elif entry.record.meta.excluded:
-                left_out[entry.record.meta.status] += 1
-            elif entry.record.meta.report.removed:
-                left_out["removed"] += 1
+            elif (cause := entry.record.meta.not_trained) is not None:
+                left_out[cause] += 1
             elif entry.record.meta.report.straddles:
                 left_out["straddling"] += 1
             else:

@@ -97,7 +97,7 @@ class Job:
 
     @property
     def evaluation_rollouts(self) -> int:
-        """Of one evaluation; 0 without a file of questions. A file that is not here counts as long enough."""
+        """Of one evaluation; 0 without a file of questions. A file that is not here counts as ``evaluation.limit``."""
         evaluation = self.cell.evaluation
         if evaluation.questions is None or self.cell.cluster.replay is not None:
             return 0

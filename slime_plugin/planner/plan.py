@@ -85,7 +85,7 @@ class Plan:
             "rollout_seconds": self.phases.rollout,
             "training_seconds": self.phases.training,
         }
-        return inputs | sizes | value | sums | {"saturates": self.bottleneck}
+        return inputs | sizes | value | sums | {"bottleneck": self.bottleneck, "saturates": self.bottleneck}
 
 
 def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions: Assumptions = ASSUMPTIONS) -> Plan:
@@ -158,6 +158,9 @@ def _notes(job: Job, engine: EngineMemory) -> Iterator[str]:
             f"{engine.concurrency} rollouts; if all were that long, some would be evicted from the KV "
             "cache and prefilled again"
         )
+    questions = job.cell.evaluation.questions
+    if questions is not None and not questions.is_file() and job.cell.evaluation.limit is None:
+        yield f"evaluation.questions: there is no file {questions}, so that the time of an evaluation is unknown"
     if job.concurrency < min(job.rollouts, job.cell.rollout.concurrency):
         yield (
             f"{job.concurrency} agents run at once (harness.processes), so that {job.rollouts} rollouts take "

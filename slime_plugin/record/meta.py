@@ -81,6 +81,11 @@ class Meta:
     def excluded(self) -> bool:
         return self.status in EXCLUDED
 
+    @property
+    def not_trained(self) -> str | None:
+        """Why no token of the rollout is trained; None for one that is."""
+        return self.status if self.excluded else "removed" if self.report.removed else None
+
     @cached_property
     def report(self) -> RolloutReport:
         return RolloutReport.read(self.extra)

@@ -18,8 +18,8 @@ AT_FLOOR = 10.0
 _HIGH_FLOOR = 0.1
 """Nats per token that neither float32 nor bfloat16 explains."""
 _LEGEND = (
-    "logdiff: |trainer - logged log-probability| in nats per trained token; trained: of the sampled tokens; tokens: "
-    "computed with gradient + without; cost: measured time of training on a batch; both as multiples of {}"
+    "logdiff: mean and maximum of its absolute value, in nats per trained token; trained: of the sampled tokens; "
+    "tokens: computed with gradient + without; cost: measured time of training on a batch; both as multiples of {}"
 )
 _ROUNDING = 2.0**-24
 """Lower bound of the floor: below float32's own rounding it is chance."""

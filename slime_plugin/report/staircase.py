@@ -34,7 +34,7 @@ class TokenRole(IntEnum):
 
     @property
     def css(self) -> str:
-        """``generated evicted`` has the styles of both of its classes, and its own."""
+        """``sampled evicted`` has the styles of both of its classes, and its own."""
         return self.name.lower().replace("_", " ")
 
 

@@ -58,16 +58,16 @@ def summarise(records: Iterable[Record]) -> dict[str, Any]:
 def _add(record: Record, sets: tuple[_RecordTotals, ...]) -> None:
     trajectory = Trajectory.of(record)
     counts, status = count(trajectory), record.meta.status
-    excluded = record.meta.excluded
+    cause = record.meta.not_trained
     layouts = {
-        name: Layout.all_lost(name, record, status) if excluded else lay_out(trajectory, method)
+        name: lay_out(trajectory, method) if cause is None else Layout.all_lost(name, record, cause)
         for name, method in METHODS.items()
     }
     for totals in sets:
         totals.counts.append(counts)
         totals.statuses[status] += 1
         totals.edits.update(edit.kind for edit in record.edits)
-        if record.meta.reward is not None and not excluded:
+        if record.meta.reward is not None and not record.meta.excluded:
             totals.rewards.append(float(record.meta.reward))
         for name, layout in layouts.items():
             totals.methods[name].add(layout)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slime_plugin.config.method import MethodSettings
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.methods import METHODS, lay_out
+from slime_plugin.methods import METHODS, Layout, lay_out
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.arrays import IntArray, equal_spans, true_spans
 from slime_plugin.report.run_data import Run
@@ -93,9 +93,9 @@ def _order(run: Run) -> list[int]:
 
 
 def _methods(run: Run) -> dict[str, MethodSettings]:
-    """Ours, and the user's own that the run was trained with, if its code can be imported here."""
+    """All methods, the one that the run was trained with as it was there, if its code can be imported here."""
     trained = run.trained_method
-    return METHODS if trained is None or trained.type in METHODS else METHODS | {trained.type: trained}
+    return METHODS if trained is None else METHODS | {trained.type: trained}
 
 
 def _tree(
@@ -142,7 +142,8 @@ def _under(
     trajectory: Trajectory, method: MethodSettings, scored: tuple[IntArray, NDArray[np.float64]] | None
 ) -> dict[str, Any]:
     """How a method trains a rollout; ``delta`` has a number per trained token in tape order."""
-    layout = lay_out(trajectory, method)
+    cause = trajectory.record.meta.not_trained
+    layout = lay_out(trajectory, method) if cause is None else Layout.all_lost(method.type, trajectory.record, cause)
     trained = np.zeros(len(trajectory.record), dtype=np.bool_)
     off = np.zeros_like(trained)
     for row in layout.rows:

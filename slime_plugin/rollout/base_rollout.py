@@ -15,7 +15,7 @@ from slime_plugin.record import Meta, Record, RolloutReport, Status
 from slime_plugin.rollout.engine.engine import EngineError, RefusedError
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.reward import Outcome, extract_answer
-from slime_plugin.rollout.tools.tool import ToolError
+from slime_plugin.rollout.tools.tool import ErrorKind, ToolError
 
 if TYPE_CHECKING:
     from slime_plugin.rollout.environment import RolloutEnvironment  # it imports a subclass
@@ -94,7 +94,12 @@ class BaseRollout(ABC, Generic[Environment]):
         return await self._run_user_code("the reward", environment.reward, outcome, environment.limits.tool_seconds)
 
     async def _run_user_code(
-        self, what: str, work: Callable[[Argument], Awaitable[Result]], argument: Argument, seconds: float
+        self,
+        what: str,
+        work: Callable[[Argument], Awaitable[Result]],
+        argument: Argument,
+        seconds: float,
+        late: ErrorKind = "timeout",
     ) -> Result | None:
         """Return what a tool or reward returns, or None if the rollout is stopped before that.
 
@@ -113,7 +118,7 @@ class BaseRollout(ABC, Generic[Environment]):
                 return None
             if task.done():
                 raise ToolError(f"{what} was cancelled", "crashed")
-            raise ToolError(f"{what} timed out after {seconds:.3g} seconds", "timeout")
+            raise ToolError(f"{what} timed out after {seconds:.3g} seconds", late)
         except MemoryWalkerError:
             raise
         except Exception as error:  # noqa: BLE001  # a tool or reward may raise anything

@@ -86,8 +86,7 @@ class Batch:
         advantages = group_advantages([record.meta for record in records], std=cell.std)
         method, rollouts = method_of(cell.method), []
         for sample, record, advantage in zip(samples, records, np.nan_to_num(advantages).tolist(), strict=True):
-            trajectory, meta = Trajectory.of(record), record.meta
-            cause = meta.status if meta.excluded else "removed" if meta.report.removed else None
+            trajectory, cause = Trajectory.of(record), record.meta.not_trained
             if cause is None:
                 layout = lay_out(trajectory, cell.method)
             else:  # it may be more than the method can lay out

@@ -7,6 +7,7 @@ The run folder is the parent of ``--save``. It gets one store per iteration, as 
 from __future__ import annotations
 
 import itertools
+import logging
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from slime_plugin.slime.retention import latest_checkpoint
 from slime_plugin.slime.samples import Sample, put_record, record_of, reward_of
 from slime_plugin.slime.tool_failures import ToolCalls
 
+_log = logging.getLogger(__name__)
 PREFIX = "rollout/memorywalker/"
 """Prefix of the plugin's metrics among slime's."""
 _sampled: set[str | None] = set()
@@ -54,16 +56,26 @@ def refuse_failed_tools(folder: RunFolder | None, iteration: int, records: Itera
     raise MemoryWalkerError(f"iteration {iteration}: {problem}{where}")
 
 
-def record_evaluation(iteration: int, args: Namespace, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the records of an evaluation; ``data`` has the samples of each question set by name. Stores are named by
-    the trained iterations of the weights: slime evaluates before the first iteration and then after iterations."""
-    folder = folder_of(args)
-    if folder is None:
-        return
-    trained = _iterations_before(iteration, args)
+def record_evaluation(
+    iteration: int, args: Namespace, data: Mapping[str, Mapping[str, Any]], metrics: dict[str, Any] | None
+) -> None:
+    """Write the records of an evaluation, and add its tool calls to slime's metrics.
+
+    ``data`` has the samples of each question set by name. Stores are named by the trained iterations of the weights:
+    slime evaluates before the first iteration and then after iterations.
+    """
+    folder, limit = folder_of(args), cell_of(args).rollout.max_tool_failures
     for name, found in data.items():
         records = [record_of(sample) for sample in found["samples"]]
-        _write(folder.path / f"evaluation-{name}-{trained:05d}.records", records)
+        if folder is not None:
+            trained = _iterations_before(iteration, args)
+            _write(folder.path / f"evaluation-{name}-{trained:05d}.records", records)
+        calls = ToolCalls.of(records)
+        if metrics is not None:
+            metrics.update(flat_metrics(calls.to_json(), f"eval/{name}/memorywalker/"))
+        problem = calls.problem(limit)
+        if problem is not None:
+            _log.warning("evaluation %s says little about the policy: %s", name, problem)
 
 
 def _iterations_before(evaluation: int, args: Namespace) -> int:

@@ -156,7 +156,7 @@ class SdccSchedule:
         return self.config.weight * (min(1.0, step / ramp) if ramp else 1.0)
 
     def state(self) -> dict[str, str | int | None]:
-        """Return the state for :meth:`restore`."""
+        """Return the state for :meth:`restore`, with the keys of earlier versions."""
         return {"steps": self.steps, "why_off": self.off_reason, "diverged": self.diverged}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -110,6 +110,7 @@ def test_routing_is_what_the_router_can_do(
 def test_the_log_probability_passes_of_slime_work_in_chunks() -> None:
     """Otherwise they hold a second copy of the logits of a whole row."""
     assert value_of(load_cell(CELL), "log-probs-chunk-size") == "4096"
+    assert value_of(load_cell(CELL, ("cluster.flags={log-probs-chunk-size: 512}",)), "log-probs-chunk-size") == "512"
 
 
 def test_engines_of_their_own() -> None:

@@ -75,6 +75,17 @@ def test_code_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert problems(reward={"type": "mine:judge"}, tracking={"metrics": ["mine:folds"]}) == []
 
 
+def test_code_that_cannot_be_imported_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may need packages that only the nodes have; the command line is shown all the same."""
+    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems(reward={"type": "needy:judge"})
+    assert problem.startswith("reward.type: cannot be imported here (ModuleNotFoundError: No module named")
+    (problem,) = problems(tracking={"metrics": ["needy:folds"]})
+    assert problem.startswith("tracking.metrics: cannot be imported here")
+    assert run("slime-args", CELL, "reward=needy:judge").exit_code == 0
+
+
 def test_the_program_of_an_agent(tmp_path: Path) -> None:
     long = {"context_tokens": 40000, "turn_tokens": 2000}
     (problem,) = problems(harness={"type": "slime_plugin.agents:Driver"})

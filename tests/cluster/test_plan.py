@@ -488,6 +488,9 @@ def test_an_evaluation_by_hand(tmp_path: Path) -> None:
     assert planned(*of_file).job.evaluation_rollouts == 256
     assert planned(*of_file, "evaluation.limit=null", "evaluation.samples=2").job.evaluation_rollouts == 600
     assert planned("tc_rag-mask4d", "evaluation.questions=null").evaluation_seconds == 0
+    unknown = planned("tc_rag-mask4d", "evaluation.limit=null")
+    assert (unknown.evaluation_seconds, len(unknown.notes)) == (0, 1 + len(training.notes))
+    assert "there is no file data/dev.jsonl" in unknown.notes[-1]
 
 
 # The command

@@ -81,7 +81,7 @@ def test_a_number_that_is_used_again_is_another_process(
 
 
 def test_the_start_of_a_process_is_the_one_that_the_kernel_tells(start: Callable[..., subprocess.Popen[str]]) -> None:
-    """In clock ticks since boot, as ledgers of version 0.6.0 have it."""
+    """In clock ticks since boot, as registries of version 0.6.0 have it."""
     child = start("sleep", "600")
     fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()
     assert start_ticks(psutil.Process(child.pid)) == int(fields[19])
@@ -212,7 +212,7 @@ def test_whoever_writes_into_the_temporary_folder_of_a_killed_run_belongs_to_it(
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "{}", '{"scratch": 1, "processes": [{}]}'])
-def test_a_ledger_that_makes_no_sense_ends_nothing(tmp_path: Path, content: str) -> None:
+def test_a_registry_that_makes_no_sense_ends_nothing(tmp_path: Path, content: str) -> None:
     path = tmp_path / "processes.json"
     path.write_text(content)
     assert terminate_leftovers(path) == 0
@@ -227,7 +227,7 @@ def test_only_a_temporary_folder_of_a_run_is_removed(tmp_path: Path) -> None:
     assert precious.is_dir()
 
 
-def test_a_ledger_that_cannot_be_written_is_told_and_still_ends_everything(
+def test_a_registry_that_cannot_be_written_is_told_and_still_ends_everything(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("something else")

@@ -161,6 +161,8 @@ def test_a_job_records_what_it_trains(tmp_path: Path) -> None:
     replayed, trained = (train_data(found, cell_of(args)) for found in (again, samples))
     np.testing.assert_equal(replayed, trained)
     assert Batch.of(again, cell_of(args)).metrics() == batch_of(args, samples).metrics()
+    counted = summarise(stored)["total"]["methods"]["logittree"]
+    assert counted["lost"] == batch_of(args, samples).metrics()["lost"] == {"removed": stored[1].sampled}
 
 
 def test_a_batch_is_laid_out_once_for_metrics_and_train_data() -> None:

@@ -388,7 +388,10 @@ def test_a_service_that_hangs() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(401, "key"), (402, "key"), (403, "key"), (404, "unavailable"), (429, "rate limit"), (503, "unavailable")],
+    [
+        *((400, "refused"), (401, "key"), (402, "key"), (403, "key"), (404, "unavailable"), (422, "refused")),
+        *((429, "rate limit"), (500, "unavailable"), (503, "unavailable")),
+    ],
 )
 def test_failures_have_a_kind(status: int, kind: str) -> None:
     async def run() -> None:
@@ -398,6 +401,49 @@ def test_failures_have_a_kind(status: int, kind: str) -> None:
     with pytest.raises(ToolError) as caught:
         asyncio.run(run())
     assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, "key"),
+        (402, "key"),
+        (403, "refused"),
+        (404, "refused"),
+        (429, "rate limit"),
+        (500, "refused"),
+        (503, "unavailable"),
+    ],
+)
+def test_a_page_is_the_choice_of_the_policy(status: int, kind: str) -> None:
+    """Firecrawl answers so for pages that are gone and sites that it does not read; the key is none the worse."""
+
+    async def run() -> None:
+        async with serving(says("no", status)) as service:
+            visit = config.Visit(firecrawl=config.Firecrawl(url=service.url, retries=0), summariser=None)
+            await call(visit, {"url": "https://example.com/gone", "goal": "g"})
+
+    with pytest.raises(ToolError) as caught:
+        asyncio.run(run())
+    assert caught.value.kind == kind
+
+
+def test_a_kind_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="'rate_limit' is not a kind of tool error; use 'rate limit'"):
+        ToolError("slow down", "rate_limit")  # type: ignore[arg-type]  # on purpose
+    assert ToolError("any", "timeout").kind == "timeout"
+
+
+class OldError(ToolError):
+    """As one could write it for 0.6."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+def test_errors_that_were_written_for_an_earlier_version() -> None:
+    assert OldError("x").kind == "refused"
+    assert ToolError().kind == "refused"
 
 
 def test_what_is_not_http() -> None:

@@ -232,6 +232,14 @@ def test_a_tool_that_fails_is_a_result_like_any_other(error: BaseException | Non
     assert record.meta.extra["error_kinds"] == {kind: 1}
 
 
+def test_a_call_that_the_rollout_has_no_time_for_is_no_failure_of_the_tool() -> None:
+    engine = Scripted([LOOK_UP * 3, ANSWER])
+    record = rolled_out(engine, CONTROL, [Broken(None)], tool_seconds=60.0, seconds=0.2)
+    assert ended(record) == ("truncated", "time")
+    assert record.meta.extra["error_kinds"] == {"out of time": 1}
+    assert record.meta.extra["calls"] == 1  # the others were not made
+
+
 @pytest.mark.parametrize(
     ("said", "words", "kind"),
     [

@@ -15,7 +15,7 @@ from slime_plugin.rollout.tools.bm25 import Bm25
 from slime_plugin.rollout.tools.search import Backend, SearchTool
 from slime_plugin.rollout.tools.search_services import DashScopeSearch, Retriever
 from slime_plugin.rollout.tools.tool import Parameter, Schema, Tool, ToolError
-from slime_plugin.rollout.tools.visit import VisitTool
+from slime_plugin.rollout.tools.visit import REFUSALS, VisitTool
 
 if TYPE_CHECKING:
     from slime_plugin.rollout.tools.http_service import RemoteServices
@@ -30,7 +30,7 @@ def _search(settings: config.Search, services: RemoteServices, where: str) -> To
 
 def _visit(settings: config.Visit, services: RemoteServices, where: str) -> Tool:
     remote = settings.firecrawl
-    pages = services.open(settings.name, f"{remote.url.rstrip('/')}/v2/scrape", remote, f"{where}.firecrawl")
+    pages = services.open(settings.name, f"{remote.url.rstrip('/')}/v2/scrape", remote, f"{where}.firecrawl", REFUSALS)
     if settings.summariser is None:
         return VisitTool(settings, pages, None)
     chat = f"{settings.summariser.url.rstrip('/')}/chat/completions"

@@ -189,6 +189,10 @@ def _killed(run: Path) -> Path:
     return run
 
 
+def _killed_job(run: Path) -> Path:
+    return job(run, done=2, planned=50)
+
+
 def _checkpoint(run: Path) -> Path:
     local_run(run, done=2, planned=9)
     shard = run / "checkpoints/00002/rank-00000.safetensors"
@@ -266,6 +270,7 @@ BROKEN: dict[str, tuple[Prepare, str, str]] = {
     "failed rollouts": (_failed_rollouts, "failed rollouts", "engine.timeout"),
     "tool failures": (_tool_failures, "tools failed", "sampled again"),
     "killed": (_killed, "ended early", "--resume"),
+    "killed job": (_killed_job, "ended early", "the same launch command"),
     "checkpoint": (_checkpoint, "checkpoint cut off", "remove "),
     "logdiff": (_logdiff, "logdiff", "memorywalker score"),
     "stale weights": (_stale_weights, "weight versions", "engine's log"),

@@ -54,6 +54,11 @@ ENGINE_LOG = (
     "/python/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked "
     "semaphore objects to clean up at shutdown\n"
 )
+RAYLET = (
+    "[2026-11-19 06:13:20,117 I 812 812] (raylet) main.cc:226: Setting cluster ID\n"
+    "[2026-11-19 07:06:57,018 W 812 812] (raylet) node_manager.cc:628: Failed to send exit request to worker : "
+    "RpcError: RPC error: Socket closed rpc_code: 14. Killing it using SIGKILL instead. worker_id=b11881e8adb40b10\n"
+)
 
 
 def rollout(
@@ -257,7 +262,7 @@ def job(
     (path / "logs" / "driver.log").write_text(f"{SERVER_ARGS}{printed}{log}", encoding="utf-8")
     for name, text in (logs or {}).items():
         (hosts / name).write_text(text, encoding="utf-8")
-    (hosts / "raylet.out").write_text("[2026-11-19 06:13:20,117 I 812 812] (raylet) main.cc:226: Setting cluster ID\n")
+    (hosts / "raylet.out").write_text(RAYLET, encoding="utf-8")
     for number in range(done):
         write_store(path / f"rollout-{number:05d}.records", rollouts(number, version=str(number + 1)))
     last = done - 1 if saved is None else saved

@@ -100,6 +100,13 @@ LOG_PATTERNS = (
         "memorywalker doctor CONFIG",
     ),
     LogPattern(
+        "tools failed in an evaluation",
+        ("says little about the policy",),
+        "a tool did not work while the policy was evaluated, so that the evaluation is too low",
+        "do what the line says, and evaluate again (launch/eval.sh)",
+        severity="warning",
+    ),
+    LogPattern(
         "tools failed",
         ("tool calls failed for no fault of the policy",),
         "a tool does not work: its key is refused, its service is down or limits the rate, or its calls time out",

@@ -85,8 +85,10 @@ def _unknown_error(run: RunContents, line: str) -> Symptom:
 
 
 def _last_exception(run: RunContents) -> Iterator[Symptom]:
-    """The last exception in the logs of a run that has left nothing else."""
+    """The last exception in the logs of a run that has left nothing else. Raylets log one whenever a job ends."""
     for log in run.logs:
+        if "/raylet." in log.name:
+            continue
         found = {
             at: line
             for needle in ("Error: ", "Exception: ")

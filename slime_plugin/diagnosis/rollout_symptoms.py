@@ -18,6 +18,7 @@ MANY_TRUNCATED, MANY_EXCLUDED, MANY_TOOL_FAILURES, MANY_CALL_ERRORS = 0.8, 0.1, 
 """Shares from which on they are a symptom."""
 MANY_CERTAIN = 0.9
 """Share of sampled tokens with a log-probability of exactly 0."""
+NOT_BY_POLICY = TOOL_FAILURES | {"out of time"}
 _LIMITS = {
     "turns": ("turns", "raise rollout.turns"),
     "turn tokens": ("turn_tokens", "raise rollout.turn_tokens"),
@@ -160,7 +161,7 @@ def tool_failures(run: RunContents) -> Iterator[Symptom]:
             _names(stores),
             CAUSE,
         )
-    wrong = {kind: n for kind, n in errors.items() if kind not in TOOL_FAILURES}
+    wrong = {kind: n for kind, n in errors.items() if kind not in NOT_BY_POLICY}
     if calls.calls >= MIN_ROLLOUTS and sum(wrong.values()) / calls.calls >= MANY_CALL_ERRORS:
         yield Symptom(
             "wrong tool calls",

@@ -90,7 +90,7 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
 
 
 def test_how_a_start_ended(tmp_path: Path) -> None:
-    for error in (KeyboardInterrupt(), SystemExit(3), SystemExit(0), OSError(28, "No space left on device")):
+    for error in (KeyboardInterrupt(), SystemExit(3), SystemExit(15), OSError(28, "No space left on device")):
         with pytest.raises(type(error)), recorded_start(tmp_path, {}, []):
             raise error
     with recorded_start(tmp_path, {}, []):

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -26,7 +26,7 @@ _WIDTH = 120
 """Of the text in a bundle."""
 
 
-def doctor_run(folder: Path, *, as_json: bool, bundle: Path | None, records: bool) -> None:
+def doctor_run(folder: Path, *, as_json: bool, bundle: Path | None, records: bool) -> NoReturn:
     """Print the symptoms of a run. Exits with 1 if one of them is alarming."""
     with Console(stderr=True).status(f"reading {folder}"):
         diagnosis = diagnose(folder)

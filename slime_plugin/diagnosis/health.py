@@ -7,6 +7,7 @@ slime has printed. What is unknown is null.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -96,6 +97,6 @@ def _numbers(line: Line, *keys: str) -> dict[str, float | None]:
     """Anything else in a file that is damaged is unknown."""
     values = {key: line.get(key) for key in keys}
     return {
-        key: value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        key: value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
         for key, value in values.items()
     }

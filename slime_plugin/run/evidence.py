@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from slime_plugin.run.redaction import (
     redact_words,
     secret_values,
 )
+from slime_plugin.run.supervisor import STOP_SIGNALS
 
 FOLDER = "evidence"
 PACKAGES = (
@@ -59,6 +61,8 @@ FAMILIES = (
 ERROR_CHARACTERS = 4000
 """Of an error, at most."""
 PROGRAM_TIMEOUT_S = 10.0
+STOPPED = (None, 0, signal.SIGTERM, *(128 + number for number in STOP_SIGNALS))
+"""Exit codes of a process that was told to stop. Ray makes a driver exit with the number of SIGTERM."""
 
 How = Literal["finished", "interrupted", "failed"]
 
@@ -82,7 +86,7 @@ def recorded_start(run: Path, cell: Mapping[str, Any], words: Sequence[str] | No
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
-        failed = isinstance(stop, SystemExit) and stop.code not in (None, 0)
+        failed = isinstance(stop, SystemExit) and stop.code not in STOPPED
         end("failed" if failed else "interrupted", stop if failed else None)
         raise
     except BaseException as error:

@@ -22,6 +22,7 @@ from rich.text import Text
 from slime_plugin.architecture import Architecture
 from slime_plugin.cli import machine
 from slime_plugin.cli.config import OVERRIDES
+from slime_plugin.cli.doctor_run import bundle_path, doctor_run
 from slime_plugin.cli.machine import Finding, Probe
 from slime_plugin.cli.output import console
 from slime_plugin.config.cell import Cell
@@ -39,7 +40,7 @@ EXPORT_BYTES = 4
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@click.argument("config", type=click.Path(path_type=Path), required=False, metavar="[CONFIG|RUN]")
 @OVERRIDES
 @click.option(
     "--out",
@@ -49,14 +50,36 @@ EXPORT_BYTES = 4
     help="Where runs will be written.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(config: Path | None, overrides: tuple[str, ...], out: Path, as_json: bool) -> None:
-    """Report what is missing on this machine, and how to get it.
+@click.option(
+    "--bundle",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="With RUN: also write an archive for a bug report.  [default: RUN-bundle.tar.gz]",
+)
+@click.option("--records", is_flag=True, help="With --bundle: also pack rollouts, with what the policy saw and wrote.")
+def doctor(
+    config: Path | None, overrides: tuple[str, ...], out: Path, as_json: bool, bundle: str | None, records: bool
+) -> None:
+    """Report what is missing on this machine, or what is wrong with a run, and how to mend it.
 
     Checks Python, packages, devices, memory, ports and disk; with a configuration also its model, tokenizer,
     questions, ranks and keys. Of a key it reports whether it is set, never its value.
 
-    Exits with 1 if something is missing without which a run fails.
+    With the folder of a run, also one that has failed, it reads logs, metrics and records, and names the most likely
+    causes, the most likely first.
+
+    Exits with 1 if something is missing without which a run fails, or something about a run is alarming.
     """
+    if config is not None and config.is_dir():
+        if overrides:
+            raise click.UsageError("settings belong to a configuration file; a run has its own")
+        if records and bundle is None:
+            raise click.UsageError("--records belongs to --bundle")
+        path = None if bundle is None else bundle_path(config, bundle)
+        doctor_run(config, as_json=as_json, bundle=path, records=records)
+    if bundle is not None or records:
+        raise click.UsageError("--bundle and --records need the folder of a run")
     cell, findings = None, []
     if config is not None:
         try:

@@ -7,6 +7,7 @@ Megatron; then it calls slime's ``train``.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -17,8 +18,10 @@ from pathlib import Path
 from slime_plugin.cluster.flags import check_command_line
 from slime_plugin.cluster.job_problems import missing_here
 from slime_plugin.errors import ConfigError, MemoryWalkerError, refuse
+from slime_plugin.run.evidence import recorded_start
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.contract import contract_problems
+from slime_plugin.slime.recording import folder_of
 from slime_plugin.slime.refusals import check_args
 
 
@@ -36,7 +39,9 @@ def main(words: Sequence[str] | None = None) -> None:
         for line in str(error).splitlines():
             print(f"Error: {line}", file=sys.stderr)
         sys.exit(1)
-    train(args)
+    run = folder_of(args)
+    with contextlib.nullcontext() if run is None else recorded_start(run.path, cell_of(args).to_json(), words):
+        train(args)
 
 
 def allocator_problems(args: Namespace, environment: Mapping[str, str]) -> Iterator[str]:

@@ -17,11 +17,13 @@ from typing import Any, Protocol
 import psutil
 
 from slime_plugin.config.cell import Cell
+from slime_plugin.diagnosis.health import write_health
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.local import checkpoint
 from slime_plugin.local.actors import IterationRollouts, TrainResult
 from slime_plugin.local.metric_lines import iteration_line, step_lines
 from slime_plugin.run import settings
+from slime_plugin.run.evidence import recorded_start
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import Metrics, truncate_metrics
 from slime_plugin.run.processes import ProcessRegistry, is_alive, terminate_leftovers
@@ -53,6 +55,7 @@ def train(
     with contextlib.ExitStack() as stack:
         interrupts = stack.enter_context(StopSignals(Interrupt()))
         stack.enter_context(settings.opened(folder, cell, resume=resume, recorded=recorded))
+        stack.enter_context(recorded_start(folder.path, cell.to_json()))
         terminate_leftovers(folder.processes)
         begin = max(checkpoint.checkpoints(folder), default=0)
         truncate_metrics(folder, begin)
@@ -65,6 +68,7 @@ def train(
             for line in actors.iterate(iteration, progress):
                 metrics.write(line)
                 progress.line(line)
+            write_health(folder, iteration, actors.pids)
 
 
 @contextlib.contextmanager
@@ -141,6 +145,10 @@ class _Actors:
         self._ranks = [remote.remote(settings, rank, log) for rank, log in enumerate(logs)]
         self._replicas: list[int] = []
         self._processes: list[tuple[psutil.Process, Path]] = []
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process, _ in self._processes]
 
     def ended_process(self) -> str | None:
         """Describe the process that has ended. Others may notice its end before the operating system shows it."""

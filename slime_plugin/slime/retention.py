@@ -13,7 +13,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 def latest_checkpoint(folder: Path) -> int | None:
     """Return the number of the last complete checkpoint, that of its last trained rollout; None if there is none."""
     try:
-        text = (folder / TRACKER).read_text(encoding="utf-8").strip()
+        text = (folder / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return None
     return int(text) if text.isdecimal() else None

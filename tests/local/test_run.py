@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 
+from slime_plugin.diagnosis import diagnose
 from slime_plugin.record import Record, read_records
+from slime_plugin.run.evidence import read_starts
 from slime_plugin.run.folder import RunFolder
 from tests.cli import run
 from tests.local.runs import ROLLOUTS, Runs
@@ -62,6 +64,21 @@ def test_the_exported_weights_are_the_checkpointed_ones(trained: RunFolder) -> N
     moved = float((exported["model.norm.weight"] - begun["model.norm.weight"]).abs().max())
     assert 0 < moved < 0.05, "a few updates of Adam at 1e-3"
     assert (trained.weights(ITERATIONS) / "tokenizer.json").exists(), "whole: it can be served"
+
+
+def test_it_leaves_evidence_and_nothing_alarming(trained: RunFolder) -> None:
+    (start,) = read_starts(trained.path)
+    assert start["command"][1:4] == ["train", "configs/quickstart.yaml", "--out"]
+    assert start["end"]["how"] == "finished"
+    health = json.loads((trained.path / "health.json").read_text())
+    assert [line["iteration"] for line in health["iterations"]] == list(range(ITERATIONS))
+    first = health["iterations"][0]
+    assert (first["reference_kl"], first["ratio"]) == (0, pytest.approx(1, abs=1e-5))
+    assert health["memory"]["run_bytes"] > 2**28, "the engine and the rank are counted"
+    found = diagnose(trained.path)
+    assert found.ok, found.symptoms
+    assert found.run.computes_in_bfloat16 == bool(start["gpus"]), "logdiff is measured against the right precision"
+    assert found.health["iterations"] == health["iterations"]
 
 
 def test_compare_and_report(trained: RunFolder) -> None:

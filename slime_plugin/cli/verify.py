@@ -119,7 +119,7 @@ def _to_json(verification: Verification, config: Path, results: list[CheckResult
         "model": str(verification.model),
         "device": verification.device,
         "dtype": verification.dtype,
-        "split": {"tp": split.tp, "pp": split.pp, "cp": split.cp, "sp": split.sp, "vpp": split.vpp},
+        "split": {"tp": split.tp, "pp": split.pp, "cp": split.cp, "sp": split.sp},
         "quick": verification.quick,
         "checks": [{"about": CHECKS[result.check], **result.to_json()} for result in results],
     }
@@ -135,8 +135,10 @@ def _print_table(results: list[CheckResult]) -> None:
         verdict = Text(result.verdict, style=_STYLES[result.verdict])
         table.add_row(verdict, Text(result.check), Text(CHECKS[result.check]), "", "", f"{result.seconds:.1f}")
         for finding in result.measurements:
-            style = "" if finding.ok else _STYLES["failed"]
-            table.add_row("", "", Text(f"  {finding.what}"), Text(finding.found, style=style), Text(finding.limit), "")
+            style = _STYLES["failed"] if not finding.ok else "yellow" if finding.remedy else ""
+            note = f"; {finding.remedy}" if finding.ok and finding.remedy else ""
+            found = Text(finding.found + note, style=style)
+            table.add_row("", "", Text(f"  {finding.what}"), found, Text(finding.limit), "")
         if result.message:
             table.add_row("", "", Text(f"  {result.message}", style=_STYLES[result.verdict]), "", "", "")
         for remedy in result.remedies:

@@ -24,7 +24,9 @@ CHECKS = {
     "head": "log-probabilities, SDCC's KL and their gradients on the cell's ranks against float64",
     "model": "mask4d against logittree on the cell's ranks: log-probabilities, loss, gradient",
     "sleep": "the same log-probabilities after memory was given away and taken back, twice",
+    "longest_row": "an update on the longest row that the cell allows: finite, within the planned memory",
     "engine": "rollouts of a real engine, scored by its weights, before and after it gets others",
+    "training": "a small run that is killed and resumed: ratios, reference KL, numbering, learning rate",
 }
 """In the order in which they run."""
 UNEXPECTED = "not foreseen: the JSON output has the traceback; memorywalker doctor looks at the packages"

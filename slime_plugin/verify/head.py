@@ -66,7 +66,7 @@ class _Part:
     def __init__(self, verification: Verification, rank: Rank, generator: np.random.Generator) -> None:
         self.generator, self.dtype = generator, torch_dtype(verification.dtype)
         self.rows = verification.size(256, 64)
-        self.vocabulary, self.hidden = verification.architecture.vocabulary, verification.architecture.hidden
+        self.vocabulary, self.hidden = verification.architecture.vocabulary, min(256, verification.architecture.hidden)
         self.columns = verification.architecture.padded_vocabulary(rank.groups.tp.size()) // rank.groups.tp.size()
         self.start = rank.groups.tp.rank() * self.columns
         self.shard = vocabulary.Shard.of(self.vocabulary, self.columns, rank.groups.tp)
@@ -163,8 +163,9 @@ def _output_layer(verification: Verification, rank: Rank, generator: np.random.G
 
 def _in_chunks(hidden: Tensor, matrix: Tensor, targets: Tensor, chunk: int = 32) -> Tensor:
     """[M] log-probabilities in float64: all logits at once would be large."""
+    exact = matrix.double()
     parts: Sequence[Tensor] = [
-        oracles.token_statistics(rows.double() @ matrix.double().T, ids)[0]
+        oracles.token_statistics(rows.double() @ exact.T, ids)[0]
         for rows, ids in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
     ]
     return torch.cat(list(parts))

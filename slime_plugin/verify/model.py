@@ -77,10 +77,13 @@ def measure(verification: Verification) -> Difference:
     methods = tree_of(verification), LogitTree()
     scores = score(verification, rank, records, methods)
     rank.models = wrap_for_training(rank.models[0].config, rank.models, rank.groups)
-    (tree_loss, tree_gradient), (loss, gradient) = [_update(verification, rank, records, method) for method in methods]
     difference = np.concatenate([a.logprobs - b.logprobs for a, b in zip(*scores, strict=True)])
-    parts = [[(mine - right).norm(), right.norm()] for mine, right in zip(tree_gradient, gradient, strict=True)]
-    squares = torch.tensor(parts, dtype=torch.float64, device=world.device()).square().sum(dim=0)
+    tree_loss = update(verification, rank, records, methods[0])
+    gradients = [gradient.clone() for gradient in _gradients(rank)]
+    loss = update(verification, rank, records, methods[1])
+    squares = torch.zeros(2, dtype=torch.float64, device=world.device())
+    for mine, right in zip(gradients, _gradients(rank), strict=True):
+        squares += torch.stack([(mine.double() - right.double()).square().sum(), right.double().square().sum()])
     dist.all_reduce(squares)
     return Difference(
         tokens=len(difference),
@@ -118,10 +121,13 @@ def score(
     return score_on_rank(lambda done: None, records, verification.model, scorer, rank)
 
 
-def _update(
-    verification: Verification, rank: Rank, records: Sequence[Record], method: Method
-) -> tuple[float, list[Tensor]]:
-    """Return the loss of an update and the gradients of this rank's parameters; the weights stay as they are."""
+def _gradients(rank: Rank) -> list[Tensor]:
+    parameters: list[Any] = [parameter for model in rank.models for parameter in model.parameters()]
+    return [parameter.main_grad for parameter in parameters]
+
+
+def update(verification: Verification, rank: Rank, records: Sequence[Record], method: Method) -> float:
+    """Leave the gradients of an update in the buffers, and return its loss; the weights stay as they are."""
     cell = verification.one_replica().model_copy(update={"method": method})
     args = args_of(cell)
     rank.configure(args)
@@ -148,8 +154,7 @@ def _update(
         model.zero_grad_buffer()  # type: ignore[operator]  # Megatron's wrapper
     hooks.before_train_step(args, 0, 0, rank.models, None, None)
     sums = reduced_sums(rank.passes.update(data, 0), rank.groups)
-    parameters: list[Any] = [parameter for model in rank.models for parameter in model.parameters()]
-    return sums["loss"] / len(records), [parameter.main_grad.double() for parameter in parameters]
+    return sums["loss"] / len(records)
 
 
 def _columns(data: Mapping[str, Any], *keys: str) -> Iterator[tuple[Any, ...]]:

@@ -26,6 +26,8 @@ from slime_plugin.train.process_groups import sum_over_ranks
 from slime_plugin.verify.settings import Verification
 
 PASSES, QUICK_PASSES = 6, 3
+CHUNK = 256
+"""Rows of logits that get noise at a time."""
 
 
 def sampled_by_model(records: Sequence[Record], rank: Rank, verification: Verification) -> list[Record]:
@@ -44,7 +46,8 @@ def _pass(records: list[Record], rank: Rank, verification: Verification, *, keep
     rows = [(rollout.number, row) for rollout in batch.rollouts for row in rollout.rows]
     budget = cell.trainer.batch_tokens * cell.trainer.cp
     (data,) = split_batch(batch.train_data(), replicas=1, steps=1, batch_tokens=budget)
-    generator = torch.Generator().manual_seed(verification.seed + rank.groups.tp.rank())
+    device = next(rank.models[0].parameters()).device
+    generator = torch.Generator(device).manual_seed(verification.seed + rank.groups.tp.rank())
 
     def consume(packed: PackedBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
         logprobs, trained = rank.training.logprobs(packed, logits)
@@ -58,7 +61,6 @@ def _pass(records: list[Record], rank: Rank, verification: Verification, *, keep
         packed = [rows[data["partition"][i]] for i in indices]
         tape = torch.from_numpy(np.concatenate([starts[number] + row.tape for number, row in packed]))
         column[tape[stream]] = drawn
-    device = next(rank.models[0].parameters()).device
     found = sum_over_ranks(column.to(device), rank.groups).cpu().numpy()
     parts = (found[start:stop] for start, stop in pairwise(starts))
     return [_changed(record, part, keep_tokens) for record, part in zip(records, parts, strict=True)]
@@ -66,10 +68,14 @@ def _pass(records: list[Record], rank: Rank, verification: Verification, *, keep
 
 def _draw(logits: Tensor, rank: Rank, generator: torch.Generator) -> Tensor:
     """[M] token ids drawn from logits [M, V/tp]: the largest of logit and Gumbel noise, over all ranks."""
-    size = min(logits.shape[1], rank.training.architecture.vocabulary - rank.groups.tp.rank() * logits.shape[1])
-    noise = -torch.empty(logits.shape[0], size).exponential_(generator=generator).log()
-    best = (logits[:, :size].float() + noise.to(logits.device)).max(dim=1)
-    mine = torch.stack((best.values.double(), (best.indices + rank.groups.tp.rank() * logits.shape[1]).double()))
+    first = rank.groups.tp.rank() * logits.shape[1]
+    size = min(logits.shape[1], rank.training.architecture.vocabulary - first)
+    parts = []
+    for rows in torch.split(logits[:, :size], CHUNK):
+        noise = -torch.empty(rows.shape, device=rows.device).exponential_(generator=generator).log()
+        best = (rows.float() + noise).max(dim=1)
+        parts.append(torch.stack((best.values.double(), (best.indices + first).double())))
+    mine = torch.cat(parts, dim=1)  # [2, M]
     everywhere = [torch.empty_like(mine) for _ in range(rank.groups.tp.size())]
     dist.all_gather(everywhere, mine, group=rank.groups.tp)
     offers = torch.stack(everywhere)  # [tp, 2, M]

@@ -24,7 +24,7 @@ class Limits:
     attention: float
     attention_gradient: float
     rope: float
-    """At positions below 1,000; see :meth:`Verification.rope_limit`."""
+    """Without what grows with the position (:attr:`Verification.rope_limit`)."""
     statistics: float
     """Nats."""
     statistics_gradient: float
@@ -43,11 +43,23 @@ class Limits:
 
 
 LIMITS = {
-    "float64": Limits(1e-12, 1e-12, 1e-5, 1e-10, 1e-10, 1e-10, 1e-10, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5),
-    "float32": Limits(2e-6, 1e-5, 1e-5, 1e-4, 1e-5, 1e-4, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5),
-    "bfloat16": Limits(5e-3, 1e-2, 5e-3, 1e-4, 1e-2, 5e-2, 5e-2, 1e-2, 3e-2, 1e-2, 1e-1, 2e-2),
-}
+    "float64": Limits(
+        attention=1e-12, attention_gradient=1e-12, rope=1e-5, statistics=1e-10, statistics_gradient=1e-10,
+        divergence=1e-10, head=1e-10, logprob=1e-5, made_up=1e-5, loss=1e-5, gradient=1e-4, engine=1e-5,
+    ),
+    "float32": Limits(
+        attention=2e-6, attention_gradient=1e-5, rope=1e-5, statistics=1e-4, statistics_gradient=1e-5,
+        divergence=1e-4, head=1e-5, logprob=1e-5, made_up=1e-5, loss=1e-5, gradient=1e-4, engine=1e-5,
+    ),
+    "bfloat16": Limits(
+        attention=5e-3, attention_gradient=1e-2, rope=5e-3, statistics=1e-4, statistics_gradient=1e-2,
+        divergence=5e-2, head=5e-2, logprob=1e-2, made_up=3e-2, loss=1e-2, gradient=1e-1, engine=2e-2,
+    ),
+}  # fmt: skip
 """By data type of the model. Statistics are float32 at least."""
+
+ANGLE_ROUNDING = 1e-8
+"""Of a turn by one radian in float32, as a root mean square over the frequencies of a head."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +87,9 @@ class Verification:
 
     @property
     def parallel(self) -> Parallelism:
-        """Return the split of one replica: the others compute the same."""
-        return self.cell.trainer.parallel
+        """Return the split of one replica: the others compute the same. Virtual stages are joined, because rollouts are
+        scored without them."""
+        return self.one_replica().trainer.parallel
 
     @property
     def dtype(self) -> Dtype:
@@ -93,13 +106,13 @@ class Verification:
 
     @property
     def rope_limit(self) -> float:
-        """Angles are float32, whose rounding is a part of a turn that grows with the position."""
-        return self.limits.rope * max(1.0, self.positions / 1000 if self.limits.rope < 1e-3 else 1.0)
+        """Return the limit of RoPE: angles are float32 whatever the model is, and their rounding grows with them."""
+        return self.limits.rope + ANGLE_ROUNDING * self.positions
 
     def size(self, full: int, quick: int) -> int:
         return quick if self.quick else full
 
     def one_replica(self) -> Cell:
         """Return the cell with the ranks and the data type that are verified."""
-        trainer = self.cell.trainer.model_copy(update={"dp": 1, "dtype": self.dtype})
+        trainer = self.cell.trainer.model_copy(update={"dp": 1, "vpp": 1, "dtype": self.dtype})
         return self.cell.model_copy(update={"trainer": trainer})

@@ -62,9 +62,8 @@ def run_model(rank: Rank, tokens: IntArray, sequence: TreeSequence) -> Tensor | 
         output = model(input_ids=ids, position_ids=None, attention_mask=None, packed_seq_params=sequence)
         return output, _keep
 
-    turns = groups.pp.size() if len(rank.models) > 1 else 1  # virtual stages need a multiple of so many micro-batches
     with torch.no_grad():
-        results = run_schedule(rank.models, [tokens] * turns, forward_step, groups, forward_only=True)
+        results = run_schedule(rank.models, [tokens], forward_step, groups, forward_only=True)
     return results[0] if is_last_stage(groups) else None
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slime_plugin.record.arrays import IntArray
 from slime_plugin.slime import packed_model
-from slime_plugin.train import attention, layers, vocabulary
+from slime_plugin.train import attention, layers, loss, vocabulary
 from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.tree_plan import TreePlan
 from slime_plugin.verify import sleep
@@ -113,6 +113,17 @@ def only_parameters_wake() -> None:
     right, sleep.wake = sleep.wake, wake
 
 
+def overflow() -> None:
+    """Log-probabilities that are no numbers, in the loss."""
+    right = vocabulary.token_statistics
+
+    def token_statistics(*args: Any) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = right(*args)
+        return logprobs * torch.nan, entropy
+
+    vars(loss)["token_statistics"] = token_statistics
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
@@ -123,5 +134,6 @@ BREAKAGES: dict[str, Callable[[], None]] = {
         teacher_with_gradient,
         wrong_parent,
         only_parameters_wake,
+        overflow,
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 
 from slime_plugin import machine
+from slime_plugin.config.method import LogitTree, Mask4d, NaiveFull
+from slime_plugin.config.overrides import load_cell
 from slime_plugin.machine import Probe
-from slime_plugin.verify import engine, resources, world
+from slime_plugin.methods import lay_out
+from slime_plugin.verify import engine, longest_row, resources, training, world
 from slime_plugin.verify.checks import CHECKS
 from slime_plugin.verify.generated import random_records, random_tree
 from slime_plugin.verify.measurement import Measurement
@@ -24,7 +28,7 @@ from tests.conftest import ROOT
 from tests.verify.breakages import run_broken
 
 QUICKSTART = "configs/quickstart.yaml"
-COMPUTED = "attention,rope,head,model,sleep"
+COMPUTED = "attention,rope,head,model,sleep,longest_row"
 SECRET = "sk-not-to-be-shown"
 
 
@@ -56,8 +60,8 @@ def test_a_sound_cell_passes(tmp_path: Path) -> None:
     result = run("verify", QUICKSTART, "--quick", "--only", COMPUTED, "--json", "--out", str(page))
     assert result.exit_code == 0, result.stdout
     value = json.loads(result.stdout)
-    assert (value["ok"], value["verdict"], value["device"], value["dtype"]) == (True, "5 passed", "cpu", "float32")
-    assert value["split"] == {"tp": 1, "pp": 1, "cp": 1, "sp": False, "vpp": 1}
+    assert (value["ok"], value["verdict"], value["device"], value["dtype"]) == (True, "6 passed", "cpu", "float32")
+    assert value["split"] == {"tp": 1, "pp": 1, "cp": 1, "sp": False}
     assert [check["check"] for check in value["checks"]] == COMPUTED.split(",")
     for check in value["checks"]:
         assert check["verdict"] == "passed"
@@ -66,11 +70,10 @@ def test_a_sound_cell_passes(tmp_path: Path) -> None:
         assert check["measurements"]
         for finding in check["measurements"]:
             assert finding["ok"]
-            assert finding["value"] >= 0
-            assert finding["limit"].startswith("<= ")
+            assert check["check"] == "longest_row" or 0 <= finding["value"] <= float(finding["limit"].split()[1])
     parser = HTMLParser()
     parser.feed(page.read_text(encoding="utf-8"))
-    assert "5 passed" in page.read_text(encoding="utf-8")
+    assert "6 passed" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,7 @@ def test_a_sound_cell_passes(tmp_path: Path) -> None:
         ("teacher_with_gradient", [], "head", {"head"}),
         ("wrong_parent", [], "rope,model", {"model"}),
         ("only_parameters_wake", [], "rope,sleep", {"sleep"}),
+        ("overflow", [], "rope,longest_row", {"longest_row"}),
     ],
 )
 def test_what_is_broken_turns_its_line_red(
@@ -106,6 +110,7 @@ def test_what_is_broken_turns_its_line_red(
         ("teacher_with_gradient", [], {"head"}),
         ("wrong_parent", ["trainer.pp=2"], {"model"}),
         ("only_parameters_wake", ["trainer.cp=2"], {"sleep"}),
+        ("overflow", [], {"model", "longest_row"}),
     ],
 )
 def test_no_other_line_turns_red(
@@ -121,7 +126,7 @@ def test_no_other_line_turns_red(
     [
         ["trainer.tp=2", "trainer.sp=true", "trainer.pp=2"],
         ["trainer.cp=2", "method=sdcc", "objective.kl=0.1"],
-        ["trainer.pp=3", "trainer.vpp=1", "trainer.dtype=bfloat16"],
+        ["trainer.pp=3", "trainer.vpp=3", "trainer.dtype=bfloat16"],
         ["trainer.dtype=float64", "trainer.batch_tokens=100"],
         ["trainer.tp=2", "trainer.cp=2", "trainer.dtype=bfloat16", "method={type: mask4d, budget: 400}"],
     ],
@@ -154,6 +159,49 @@ def test_a_real_engine_and_one_that_keeps_old_weights(monkeypatch: pytest.Monkey
     before, after, _ = found["engine"]["measurements"]
     assert (before["ok"], after["ok"]) == (True, False)
     assert "does not sample with the weights that it was given" in found["engine"]["remedies"][0]
+
+
+STEP = {"ratio": 1.0, "reference_kl": 0.0}
+LR = [0.0, 1e-4, 2e-4, 3e-4]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "changes", "wrong"),
+    [
+        ([0, 1, 2, 3], {}, []),
+        ([0, 1, 2, 3], {"ratio": 1.001}, ["|ratio - 1| at the first step of an iteration"]),
+        ([0, 1, 2, 3], {"reference_kl": 1e-5}, ["reference KL at step 0"]),
+        ([0, 1, 2, 3], {"lr": 1e-5}, ["learning rate: error relative to its end"]),
+        ([0, 1, 1, 2, 3], {}, ["steps"]),
+        ([0, 1], {}, ["steps"]),
+    ],
+)
+def test_steps_of_a_resumed_run(numbers: list[int], changes: dict[str, float], wrong: list[str]) -> None:
+    """``changes`` are to the first step."""
+    steps = [{**STEP, "step": number, "lr": LR[number], **(changes if not number else {})} for number in numbers]
+    found = list(training.findings(steps, training.small_run(load_cell(QUICKSTART))))
+    assert [finding.what for finding in found if not finding.ok] == wrong
+    assert all(finding.remedy for finding in found if not finding.ok)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_one_that_loses_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, found = verify("--only", "training")
+    assert code == 0, found
+    loses = "from slime_plugin.local import loop; loop.truncate_metrics = lambda run, _: run.metrics.unlink(True); "
+    python, flag, script, command = training.COMMAND
+    monkeypatch.setattr(training, "COMMAND", (python, flag, loses + script, command))
+    code, found = verify("--only", "training")
+    assert (code, red(found)) == (1, {"training"})
+    wrong = {finding["what"]: finding["found"] for finding in found["training"]["measurements"] if not finding["ok"]}
+    assert (wrong["steps"], wrong["lines of metrics kept, of those before the kill"]) == ("2, 3", "0")
+
+
+def test_a_run_that_cannot_be_sampled_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FIRECRAWL_API_KEY", raising=False)
+    code, found = verify("--only", "training", "tools=[{type: visit}]")
+    assert (code, found["training"]["verdict"]) == (0, "skipped")
+    assert "FIRECRAWL_API_KEY is not set" in found["training"]["message"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -236,6 +284,12 @@ def test_a_device_that_is_not_there() -> None:
     assert "--device cuda: torch finds no GPU here" in result.stderr
 
 
+def test_a_cpu_is_chosen_before_torch_looks_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert verify("--device", "cpu", "--only", "tools")[0] == 0
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_a_number_that_is_none_is_over_its_limit() -> None:
     assert not Measurement.at_most("x", float("nan"), 1.0, "y").ok
     assert Measurement.at_most("x", 1.0, 1.0, "y").ok
@@ -250,6 +304,14 @@ def test_what_is_made_up_is_what_it_should_be() -> None:
     for record in records:  # made of checked records
         assert len(record.edits) == 3
         assert max(len(record.view_positions(k)) for k in range(4)) <= 320
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(1000, 320), (300, 300), (1001, 400)])
+def test_the_longest_row_has_the_length_that_is_asked_for(tokens: int, context: int) -> None:
+    record = longest_row.branching_record(tokens, context, 50)
+    assert [len(row) for row in lay_out(record, Mask4d()).rows] == [tokens]
+    assert [len(row) for row in lay_out(record, NaiveFull()).rows] == [tokens]
+    assert max(len(row) for row in lay_out(record, LogitTree()).rows) == context
 
 
 def test_every_check_is_a_module_with_a_line_of_documentation() -> None:

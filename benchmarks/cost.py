@@ -72,7 +72,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.shapes import SHAPES, shaped_record
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.config.trainer import Trainer
@@ -120,7 +120,7 @@ H_COMP, CHAIN, PER_BRANCH, TRIE, SDCC = "naive_compressed", "chain of N_trie", "
 class Arrange:
     """How a rollout becomes training input: by a method, or by another layout that is trained as by that method."""
 
-    method: Method
+    method: MethodSettings
     other: Callable[[Trajectory], Layout] | None = None
 
     def __call__(self, trajectory: Trajectory) -> Layout:

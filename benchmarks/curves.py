@@ -23,7 +23,7 @@ def parts_of(lines: list[dict[str, Any]], key: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    for key, name in (("reward", "mean reward"), ("logdiff", "logdiff: |trainer - rollout| in nats per trained token")):
+    for key, name in (("reward", "mean reward"), ("logdiff", "mean |logdiff|, nats per trained token")):
         print(f"\n{name}")
         for run in parser.parse_args().runs:
             lines = [line for line in RunFolder(run).read_metrics() if line["kind"] == "iteration"]

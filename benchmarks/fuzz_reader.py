@@ -2,7 +2,7 @@
 
     python -m benchmarks.fuzz_reader [--seconds 60] [--seed 0]
 
-Starts from sound files of every kind, flips, cuts, doubles and splices their bytes, and checks of each result that the
+Starts from valid files of every kind, flips, cuts, doubles and splices their bytes, and checks of each result that the
 reader ends without an unexpected exception, that every refusal is a line that names the file, and that every record it
 does accept can be laid out by all methods and written back unchanged.
 """
@@ -32,7 +32,7 @@ def sound_files(folder: Path) -> list[bytes]:
     records = [parse_record(path.read_text(encoding="utf-8")) for path in examples]
     records.append(popped_rollout(0, tape=3_000, edits=4, live=1_800))
     texts = [dump_record(record) for record in records]
-    with StoreWriter(folder / "sound.records") as store:
+    with StoreWriter(folder / "valid.records") as store:
         for record in records:
             store.append(record)
     pretty = [json.dumps(json.loads(text), indent=1) for text in texts]
@@ -125,7 +125,7 @@ def main() -> None:
                 sys.exit(1)
             totals.update(files=1, accepted=accepted, refused=refused)
     print(
-        f"{totals['files']:,} damaged files: {totals['refused']:,} refusals, {totals['accepted']:,} sound records read"
+        f"{totals['files']:,} damaged files: {totals['refused']:,} refusals, {totals['accepted']:,} valid records read"
     )
 
 

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.synthetic import popped_rollout
-from slime_plugin.config.method import METHODS, Mask4d, Method
+from slime_plugin.config.method import METHODS, Mask4d, MethodSettings
 from slime_plugin.methods import Layout, lay_out
 from slime_plugin.record import Record, StoreWriter, dump_record, parse_record, scan_store
 from slime_plugin.tree import Trajectory, branches_of, build_trie, count
 
-LAYOUTS: dict[str, Method] = {
+LAYOUTS: dict[str, MethodSettings] = {
     **METHODS,
     "mask4d replicated": Mask4d(packing="replicated"),
     "mask4d union": Mask4d(packing="union"),

@@ -41,7 +41,7 @@ from slime_plugin.rollout.environment import EditorEnvironment, open_editor_envi
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.questions import read_questions
 from slime_plugin.rollout.reward import build_reward
-from slime_plugin.rollout.runner import RolloutTask, Tally, open_run, run_tasks
+from slime_plugin.rollout.runner import RolloutTask, RunTotals, open_run, run_tasks
 from slime_plugin.rollout.server import Flags, Server
 from slime_plugin.rollout.tools.tool import Parameter, Schema
 from slime_plugin.rollout.turn_loop import EditorRollout
@@ -109,15 +109,17 @@ async def real_rollouts(cell: Cell, server: Server, questions: int, out: Path) -
         assert cell.rollout.questions is not None
         asked = read_questions(cell.rollout.questions)[:questions]
         tasks = [RolloutTask(question, sample) for question in asked for sample in range(cell.rollout.samples)]
-        tally, stop = Tally(len(tasks)), asyncio.Event()
+        totals, stop = RunTotals(len(tasks)), asyncio.Event()
         with open_run(out, cell) as store, timed() as spent:
             begun, cpu = time.perf_counter(), time.process_time()
-            await run_tasks(environment, engine, tasks, store, lambda record, done: tally.add(record, done.turns), stop)
+            await run_tasks(
+                environment, engine, tasks, store, lambda record, done: totals.add(record, done.turns), stop
+            )
             wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
     print(
-        f"{tally.rollouts} rollouts, {cell.rollout.concurrency} at once: {wall:.1f} s, "
-        f"{tally.turns / wall:.0f} turns/s, {tally.tokens / wall:.0f} tokens/s, "
-        f"{tally.edits} edits, {dict(tally.statuses)}"
+        f"{totals.rollouts} rollouts, {cell.rollout.concurrency} at once: {wall:.1f} s, "
+        f"{totals.turns / wall:.0f} turns/s, {totals.tokens / wall:.0f} tokens/s, "
+        f"{totals.edits} edits, {dict(totals.statuses)}"
     )
     for part in TIMED:
         print(f"  {part:32} {spent[part] * 1e3:9.1f} ms   {spent[part] / wall:7.2%} of the wall time")

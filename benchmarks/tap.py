@@ -3,7 +3,7 @@
     python -m benchmarks.tap [--sessions 20] [--repeat 15] [--turns 5 20 80 160] [--many 256] [--think 2] [--json FILE]
 
 A server in a process of its own, whose engine answers at once, is asked by a client that speaks HTTP and nothing else.
-What is timed is a request from its first byte to the last of its answer, less what the engine took. Contexts are text
+What is timed is a request from its first byte to the last of its answer, minus what the engine took. Contexts are text
 of this repository, in tokens of a byte-level BPE trained on it: three to four characters each, as real ones have.
 
 1. A turn at a context of about 30,000 tokens, in both wire formats: a result of 500 tokens is new in each request.

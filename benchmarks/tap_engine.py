@@ -30,7 +30,7 @@ import orjson
 
 from benchmarks.tap import CONTEXT, VOCABULARY, Library, percentiles, row, train_tokenizer
 from examples import make_model
-from slime_plugin.config.rollout import Engine, Rollout
+from slime_plugin.config.rollout import EngineSettings, Rollout
 from slime_plugin.rollout.chat import ChatML
 from slime_plugin.rollout.engine.sglang_client import SglangEngine
 from slime_plugin.rollout.messages import Message
@@ -53,7 +53,10 @@ def serve(pipe: Connection, folder: Path, engine: str) -> None:
 async def _serve(pipe: Connection, folder: Path, url: str) -> None:
     chat, limits = ChatML.load(folder), Rollout(turns=10**6, context_tokens=10**6)
     tap = Tap(chat, limits, folder / "logs", model="policy")
-    async with SglangEngine(url, Engine(), limits, chat.stop_ids) as engine, TapServer(tap, ServerSettings()) as server:
+    async with (
+        SglangEngine(url, EngineSettings(), limits, chat.stop_ids) as engine,
+        TapServer(tap, ServerSettings()) as server,
+    ):
         _, token = tap.open("measured", engine, seed=7)
         pipe.send((server.port, token))
         await asyncio.to_thread(pipe.recv)

@@ -80,7 +80,7 @@ else
       stop "$name is ${!name:-not set}, and has to name a folder; use the image of docker/slime.Dockerfile (docs/cluster.md)"
   done
   lines=$(memorywalker slime-args configs/reference.yaml "model='${model//\'/\'\'}'" rollout.questions=none --lines \
-    2> >(grep -v '^Not here: ' >&2)) || exit
+    2> >(grep -v '^Missing: ' >&2)) || exit
   mapfile -t flags < <(sed '/^--hf-checkpoint$/,$d' <<<"$lines")
   # One process, whatever a Slurm allocation around this says of its tasks: slime's tool would wait for the others.
   python=(env WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 python3)

@@ -8,17 +8,16 @@ from contextlib import asynccontextmanager
 from slime_plugin.agents import driver_for
 from slime_plugin.agents.environment import open_agent_environment
 from slime_plugin.config.cell import Cell
-from slime_plugin.rollout.chat.chat import Chat
 from slime_plugin.rollout.environment import RolloutEnvironment, open_editor_environment
 
 
 @asynccontextmanager
-async def open_environment(cell: Cell, chat: Chat | None = None) -> AsyncIterator[RolloutEnvironment]:
+async def open_environment(cell: Cell) -> AsyncIterator[RolloutEnvironment]:
     """Open the environment of ``harness:``. Invalid settings are refused here, before the first rollout."""
     driver = driver_for(cell.harness)
     if driver is None:
-        async with open_editor_environment(cell, chat) as editors:
+        async with open_editor_environment(cell) as editors:
             yield editors
     else:
-        async with open_agent_environment(cell, driver, chat) as agents:
+        async with open_agent_environment(cell, driver) as agents:
             yield agents

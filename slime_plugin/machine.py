@@ -23,7 +23,7 @@ import psutil
 from slime_plugin.rollout.server.ports import ServerError, check_free, free_port
 
 GB = 1e9
-Status = Literal["ok", "warn", "missing"]
+FindingStatus = Literal["ok", "warn", "missing"]
 """``missing``: a run fails without it; ``warn``: it may be intended."""
 
 
@@ -32,12 +32,12 @@ class Finding:
     """One line of the doctor's table."""
 
     name: str
-    status: Status
+    status: FindingStatus
     found: str
     remedy: str = ""
 
     @classmethod
-    def of(cls, name: str, ok: bool, found: str, remedy: str, otherwise: Status = "warn") -> Finding:
+    def of(cls, name: str, ok: bool, found: str, remedy: str, otherwise: FindingStatus = "warn") -> Finding:
         return cls(name, "ok", found) if ok else cls(name, otherwise, found, remedy)
 
 
@@ -119,7 +119,7 @@ print(json.dumps({"gpus": gpus, "errors": errors}))
 
 
 def probe(packages: Iterable[Package], timeout: float = 300.0) -> Probe:
-    """Import the installed packages in a subprocess. Not SGLang, which needs CUDA or stand-ins."""
+    """Import the installed packages in a subprocess. Not SGLang, which needs CUDA or stubs."""
     present = [package for package in packages if package.name != "sglang" and _spec(package)]
     command = [sys.executable, "-c", _PROBE, *(package.imported for package in present)]
     try:
@@ -141,7 +141,7 @@ def python() -> Finding:
 def package(wanted: Package, probed: Probe) -> Finding:
     """Whether a package is installed, can be imported, and has the tested version."""
     tested = f"tested with {wanted.tested}" if wanted.tested else ""
-    absent: Status = "missing" if wanted.needed else "warn"
+    absent: FindingStatus = "missing" if wanted.needed else "warn"
     try:
         version = importlib.metadata.version(wanted.name)
     except importlib.metadata.PackageNotFoundError:

@@ -6,7 +6,7 @@ Checked on the machine that will use it, before anything expensive is started.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,18 +72,23 @@ def _needs_of_block(where: str, block: BaseModel) -> Iterator[Need]:
 
 
 def _code(where: str, block: Custom) -> Need:
-    try:
-        load_object(block.type, f"{where}.type")
-    except ConfigError as error:
-        return Need("code", "", str(error))
-    return Need("code", f"{where}: {block.type}")
+    return _imported(f"{where}.type", lambda: load_object(block.type, f"{where}.type"), f"{where}: {block.type}")
 
 
 def _metrics(where: str, block: Tracking) -> Need:
+    found = f"{where}.metrics: {', '.join(block.metrics)}"
+    return _imported(f"{where}.metrics", lambda: load_user_metrics(block.metrics), found)
+
+
+def _imported(where: str, load: Callable[[], object], found: str) -> Need:
     try:
-        return Need("code", f"{where}.metrics: {', '.join(load_user_metrics(block.metrics))}")
+        load()
     except ConfigError as error:
         return Need("code", "", str(error))
+    except Exception as error:  # noqa: BLE001  # the user's module may raise anything, and may be needed elsewhere only
+        problem = f"{where}: cannot be imported here ({type(error).__name__}: {error}); install what it needs"
+        return Need("code", "", problem)
+    return Need("code", found)
 
 
 def _corpus(where: str, block: Bm25) -> Need:
@@ -94,7 +99,7 @@ def _corpus(where: str, block: Bm25) -> Need:
             reason = "is empty"
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
-    return Need("corpus", "", f"{where}.corpus: {block.corpus} {reason}; name a file of JSON lines with text")
+    return Need("corpus", "", f"{where}.corpus: {block.corpus} {reason}; name a file of JSON lines with `text`")
 
 
 def _key(where: str, variable: str) -> Need:
@@ -119,4 +124,7 @@ def _agent(cell: Cell) -> Iterator[Need]:
         yield Need("agent", "", str(error))
         return
     remedy = f"launch/harnesses.sh installs {driver.verified}, which the driver was tested with"
-    yield Need("agent", f"{found} {version}".strip(), remedy="" if version == driver.verified else remedy)
+    if version == driver.verified:
+        yield Need("agent", f"{found} {version}".strip())
+    else:
+        yield Need("agent", f"{found} is version {version}", remedy=remedy)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.methods import Row
 from slime_plugin.record import Record
 
-ALL: list[Method] = [
+ALL: list[MethodSettings] = [
     NaiveCompressed(),
     NaiveFull(),
     LogitTree(),
@@ -15,10 +15,10 @@ ALL: list[Method] = [
     Mask4d(packing="union"),
     Sdcc(),
 ]
-EXACT: list[Method] = [LogitTree(), Mask4d(packing="trie"), Mask4d(packing="replicated")]
+EXACT: list[MethodSettings] = [LogitTree(), Mask4d(packing="trie"), Mask4d(packing="replicated")]
 
 
-def name(method: Method) -> str:
+def name(method: MethodSettings) -> str:
     return f"{method.type}-{method.packing}" if isinstance(method, Mask4d) else method.type
 
 

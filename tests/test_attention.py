@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from numpy.typing import NDArray
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings
 from slime_plugin.methods import Row, lay_out
 from slime_plugin.record import Record
 from tests.histories import Rollout, histories
@@ -40,8 +40,8 @@ def predictions(tokens: list[int], positions: list[int], visible: NDArray[np.boo
 
 def row_logprobs(row: Row) -> dict[int, float]:
     """Tape position -> log-probability of each trained token, read off its parent."""
-    if row.lifetimes is not None:
-        visible = row.lifetimes.mask()
+    if row.visible is not None:
+        visible = row.visible.mask()
     else:
         visible = np.zeros((len(row), len(row)), dtype=np.bool_)
         for i in range(len(row)):
@@ -50,7 +50,7 @@ def row_logprobs(row: Row) -> dict[int, float]:
     return {int(row.tape[i]): float(predicted[row.parent[i], row.tokens[i]]) for i in trained(row)}
 
 
-def logprobs(record: Record, method: Method) -> dict[int, float]:
+def logprobs(record: Record, method: MethodSettings) -> dict[int, float]:
     return {p: value for row in lay_out(record, method).rows for p, value in row_logprobs(row).items()}
 
 
@@ -67,7 +67,7 @@ def live_logprobs(tokens: list[int], live: dict[int, tuple[int, ...]]) -> dict[i
 @pytest.mark.parametrize("method", EXACT, ids=name)
 @given(rollout=histories())
 @settings(max_examples=100)
-def test_trees_predict_what_the_live_context_predicts(method: Method, rollout: Rollout) -> None:
+def test_trees_predict_what_the_live_context_predicts(method: MethodSettings, rollout: Rollout) -> None:
     record, history = rollout
     found, expected = logprobs(record, method), live_logprobs(history.tokens, history.live)
     assert found.keys() == expected.keys()

@@ -31,9 +31,9 @@ def layout_json(*arguments: str) -> dict[str, Any]:
     return value
 
 
-def test_sound_records_print_nothing_but_their_number() -> None:
+def test_valid_records_print_nothing_but_their_number() -> None:
     result = run("record", "check", RUNNING, WEATHER, MEMEX)
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 sound records, no defects\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "3 valid records, no defects\n")
 
 
 def test_layout_json_has_the_documented_form() -> None:
@@ -148,7 +148,7 @@ def test_the_staircase_scales_to_any_width() -> None:
         assert max(map(len, lines)) <= width
         strips = [line for line in lines if line.startswith("layer")]
         assert ["▒" in strip for strip in strips] == [True] * 4
-        assert ["▓" in strip for strip in strips] == [True, True, True, False], "generated, evicted next"
+        assert ["▓" in strip for strip in strips] == [True, True, True, False], "sampled, evicted next"
         assert ["█" in strip for strip in strips] == [True] * 4
     lines = run("record", "show", MEMEX, "--width", "60").stdout.splitlines()
     strips = [line for line in lines if line.startswith("layer")]
@@ -210,8 +210,8 @@ def test_the_page_is_self_contained_and_draws_every_live_token(tmp_path: Path) -
     classes = [attrs.get("class") for tag, attrs in parsed.tags if tag == "rect"][6:]  # without the legend
     assert len(classes) == 8 + 10 + 11 + 11
     assert classes.count("prompt") == 4 * 5
-    assert classes.count("generated evicted") == 3
-    assert classes.count("generated") == 2 + 2 + 1 + 1
+    assert classes.count("sampled evicted") == 3
+    assert classes.count("sampled") == 2 + 2 + 1 + 1
 
 
 def test_text_from_a_record_cannot_become_markup(running: Record, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ HOSTILE = ["\x1b[2J", "[/x]", "[red]", "\ud800", "a\nb", "<b>", "\u202e"]
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_from_a_record_cannot_harm_a_terminal(text: str, tmp_path: Path) -> None:
-    """Sound records with any text in them: every command works, and no control character comes out."""
+    """Valid records with any text in them: every command works, and no control character comes out."""
     n = 4
     value = {
         "version": 1, "tokens": [1] * n, "generated": [0, 1, 1, 1], "logprobs": [None, -1, -1, -1],
@@ -338,10 +338,10 @@ def test_records_may_come_through_a_pipe(running: Record, tmp_path: Path) -> Non
     for path, records in ((Path(RUNNING), 1), (store, 1)):
         with open(path, "rb") as file:
             done = memorywalker("record", "check", "-", stdin=file)
-        assert (done.returncode, done.stderr) == (0, f"{records} sound record, no defects\n")
+        assert (done.returncode, done.stderr) == (0, f"{records} valid record, no defects\n")
         script = f"cat '{path}' | '{Path(sys.executable).parent}/memorywalker' record check /dev/stdin"
         piped = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
-        assert (piped.returncode, piped.stderr) == (0, f"{records} sound record, no defects\n")
+        assert (piped.returncode, piped.stderr) == (0, f"{records} valid record, no defects\n")
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:

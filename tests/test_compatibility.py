@@ -22,7 +22,7 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.record import KINDS, STATUSES, dump_record, parse_record, read_records
-from slime_plugin.record.report import RolloutReport
+from slime_plugin.record.rollout_report import RolloutReport
 from slime_plugin.report.run_data import read_runs
 from slime_plugin.rollout.questions import read_questions
 from slime_plugin.rollout.runner import open_run, tasks_left

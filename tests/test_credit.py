@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed
 from slime_plugin.errors import LayoutError
 from slime_plugin.local.sample import recorded_samples
 from slime_plugin.methods import lay_out
@@ -71,7 +71,7 @@ def test_what_cannot_be_credited_is_refused() -> None:
         group_advantages([Meta(id=7, group=1, reward=1.0)] * 2)
 
 
-def token_credits(records: list[Record], method: Method, *, std: bool = True) -> dict[tuple[int, int], Credit]:
+def token_credits(records: list[Record], method: MethodSettings, *, std: bool = True) -> dict[tuple[int, int], Credit]:
     """(rollout, tape position) -> advantage and weight in the batch loss, token by token, from the train data."""
     batch = Batch.of(recorded_samples(records), Cell(method=method, std=std))
     data, rows = batch.train_data(), [(rollout.number, row) for rollout in batch.rollouts for row in rollout.rows]
@@ -174,7 +174,7 @@ def test_twins_do_not_make_a_branch_too_large_for_its_budget() -> None:
 
 
 @pytest.mark.parametrize("method", EXACT, ids=name)
-def test_nothing_sampled_gives_no_rows(method: Method) -> None:
+def test_nothing_sampled_gives_no_rows(method: MethodSettings) -> None:
     record = Record([1, 2], [0, 0], [None, None], [[(0, 2)]], meta=Meta(status="aborted"))
     assert lay_out(record, method).rows == ()
     assert split_branches(record.tokens, [], 5) == []

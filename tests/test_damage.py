@@ -194,7 +194,7 @@ def test_a_truncated_file_is_refused(keep: int, running: Record, tmp_path: Path)
     file.write_text(dump_record(running)[:keep])
     result = run("record", "check", str(file))
     assert result.exit_code == 1
-    assert "cut off" in result.stdout
+    assert "the JSON is truncated at" in result.stdout
 
 
 def test_missing_file_folder_and_empty_folder(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_good_lines_survive_a_bad_one(running: Record, tmp_path: Path) -> None:
         result = run("record", "check", str(file))
         assert result.exit_code == 1
         assert result.stdout.startswith(f"{file}:{bad}: ")
-        assert "2 sound records, 1 defect" in result.stderr
+        assert "2 valid records, 1 defect" in result.stderr
 
 
 def test_one_record_over_several_lines(running: Record, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_many_keys_and_one_of_them_twice_take_no_time() -> None:
 def test_a_small_file_cannot_claim_a_huge_history() -> None:
     n = 15_000
     views = [[[0, n - 1 - k % 2]] for k in range(n)]
-    with pytest.raises(RecordError, match=r"views: hold 224\d* positions together, at most 100000000"):
+    with pytest.raises(RecordError, match=r"views: hold 224\d* positions in all; the maximum is 100000000"):
         Record([1] * n, [0] * n, [None] * n, views, [{"kind": "pop"}] * (n - 1))
 
 
@@ -363,4 +363,4 @@ def test_frame_with_good_check_sums_and_senseless_content(running: Record, tmp_p
     result = run("record", "check", str(file))
     assert result.exit_code == 1
     assert "holds no record" in result.stdout
-    assert "1 sound record, 1 defect" in result.stderr
+    assert "1 valid record, 1 defect" in result.stderr

@@ -306,7 +306,7 @@ def test_files_and_code_that_a_configuration_names(tmp_path: Path) -> None:
     assert code == 1
     assert findings["corpus"][0]["found"] == (
         "tools.0.backend.corpus: none.jsonl cannot be read (No such file or directory); name a file of JSON lines with "
-        "text"
+        "`text`"
     )
     assert "'examples.editors.keep_last' has no 'KeepLst'; use 'KeepLast'" in findings["code"][0]["found"]
     code, findings = found(QUICKSTART, "harness=examples.editors.keep_last:KeepLast")
@@ -350,7 +350,7 @@ def test_the_agent_of_a_black_box(tmp_path: Path) -> None:
     other.write_text("#!/bin/sh\necho 0.0.1\n")
     other.chmod(0o700)
     (old,) = found(*cell, f"harness={{type: claude_code, program: {other}}}", *long)[1]["agent"]
-    assert (old["status"], old["found"]) == ("warn", f"{other} 0.0.1")
+    assert (old["status"], old["found"]) == ("warn", f"{other} is version 0.0.1")
 
 
 @pytest.mark.usefixtures("quick")

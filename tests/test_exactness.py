@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.methods import Layout, Row, lay_out
+from slime_plugin.methods.mask4d import Lifetimes
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, branches_of, build_trie
 from tests.histories import History, Rollout, histories, twin_at_a_fork, twin_rollout
@@ -21,7 +22,7 @@ from tests.oracle import ALL, EXACT, name, path, prefix_tokens, trained, view_to
 @given(rollout=histories())
 @example(rollout=twin_rollout())
 @example(rollout=twin_at_a_fork())
-def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: Method, rollout: Rollout) -> None:
+def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: MethodSettings, rollout: Rollout) -> None:
     record, history = rollout
     layout = lay_out(record, method)
     found: dict[int, tuple[int, ...]] = {}
@@ -37,7 +38,7 @@ def test_each_sampled_token_is_trained_once_under_its_live_prefix(method: Method
 
 @pytest.mark.parametrize("method", ALL, ids=name)
 @given(rollout=histories())
-def test_rows_are_well_formed(method: Method, rollout: Rollout) -> None:
+def test_rows_are_well_formed(method: MethodSettings, rollout: Rollout) -> None:
     record, _ = rollout
     layout = lay_out(record, method)
     for row in [*layout.rows, *(teacher.row for teacher in layout.teachers)]:
@@ -45,14 +46,14 @@ def test_rows_are_well_formed(method: Method, rollout: Rollout) -> None:
         assert np.isnan(row.rollout_logprobs).tolist() == (~row.loss_mask).tolist()
         assert (row.tokens == record.tokens[row.tape]).all()
         assert (row.parent[row.loss_mask] >= 0).all(), "a root has no prediction to train"
-        if row.lifetimes is None:
+        if row.visible is None:
             assert row.position.tolist() == [len(path(row, i)) for i in range(len(row))]
             assert (row.parent < np.arange(len(row))).all()
 
 
 @pytest.mark.parametrize("method", ALL, ids=name)
 @given(rollout=histories())
-def test_every_sampled_token_is_trained_or_accounted_for(method: Method, rollout: Rollout) -> None:
+def test_every_sampled_token_is_trained_or_accounted_for(method: MethodSettings, rollout: Rollout) -> None:
     record, history = rollout
     layout = lay_out(record, method)
     if layout.off_context is not None:
@@ -182,11 +183,11 @@ def test_without_edits_all_methods_give_the_same_row(rollout: Rollout) -> None:
 def test_the_union_mask_shows_each_sampled_token_its_live_context(rollout: Rollout) -> None:
     record, history = rollout
     for row in lay_out(record, Mask4d(packing="union")).rows:
-        assert row.lifetimes is not None
-        mask = row.lifetimes.mask()
+        assert isinstance(row.visible, Lifetimes)
+        mask = row.visible.mask()
         for i in trained(row):
             p = int(row.tape[i])
-            view = [q for q, _ in view_tokens(record, int(row.lifetimes.layer[i]))]
+            view = [q for q, _ in view_tokens(record, int(row.visible.layer[i]))]
             assert set(np.flatnonzero(mask[i]).tolist()) == set(view[: view.index(p) + 1])
             assert row.parent[i] == view[view.index(p) - 1]
             assert row.position[i] == len(history.live[p])

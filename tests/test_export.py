@@ -117,17 +117,17 @@ def test_damaged_records_are_named_and_left_out(store: Path, tmp_path: Path) -> 
     result = run("record", "export", str(store), "--parquet", str(out))
     checked = run("record", "check", str(store))
     assert (result.exit_code, result.stdout) == (1, checked.stdout)
-    assert "no sound frame" in result.stdout
+    assert "not a valid frame" in result.stdout
     assert result.stderr == f"wrote 3 records to {out}, 1 defect\n"
     assert pq.read_table(out).num_rows == 3
 
 
-def test_without_a_sound_record_nothing_is_written(tmp_path: Path) -> None:
+def test_without_a_valid_record_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     out = tmp_path / "out.parquet"
     result = run("record", "export", str(tmp_path), "--parquet", str(out), "--force")
     assert result.exit_code == 1
-    assert "no sound record to export" in result.stderr
+    assert "no valid record to export" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 

@@ -99,7 +99,7 @@ class TestPlan:
         result = run("matrix", TC_RAG, ONE, "--dry-run", "--out", str(tmp_path))
         states = {row[0]: row[1:3] for row in rows(result.stdout)}
         assert states["tc_rag-mask4d"] == ["finished", "0 s"]
-        assert states["tc_rag-logittree"] == ["trained, to be compared", f"{matrix.COMPARE:.0f} s"]
+        assert states["tc_rag-logittree"] == ["trained, to be compared", f"{matrix.COMPARE_S:.0f} s"]
         assert states["tc_rag-sdcc"][0] == "0 of 1 iterations"
         assert states["tc_rag-naive_full"][0] == "new"
         assert "5 cells" in result.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record
 from slime_plugin.tree import Trajectory, count, diverging_leaves
@@ -21,14 +21,14 @@ PREFIXES = {
 }
 
 
-def prefixes(record: Record, method: Method) -> dict[int, list[int]]:
+def prefixes(record: Record, method: MethodSettings) -> dict[int, list[int]]:
     """For each trained tape position, the tape positions it is conditioned on."""
     rows = lay_out(record, method).rows
     return {int(row.tape[i]): row.tape[path(row, i)].tolist() for row in rows for i in trained(row)}
 
 
 @pytest.mark.parametrize("method", EXACT, ids=name)
-def test_running_example_live_prefixes(running: Record, method: Method) -> None:
+def test_running_example_live_prefixes(running: Record, method: MethodSettings) -> None:
     found = prefixes(running, method)
     for leaf, (live, _) in PREFIXES.items():
         assert found[leaf] == [0, *live]

@@ -58,7 +58,7 @@ def test_repeated_questions_are_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     third = write(tmp_path / "third.jsonl", [f"  {QUESTIONS[1]}"], answers=["Oder"])
     main([*map(str, (first, second, third)), "--out", str(tmp_path / "data")])
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "left out: 2 that had been asked before (second-q1, third-q1), 1 of them with other answers"
+    assert last == "skipped 2 duplicates (second-q1, third-q1), 1 of them with other answers"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_frozen_set_is_not_changed(tmp_path: Path) -> None:
     out = tmp_path / "data"
     prepare([write(tmp_path / "all.jsonl", QUESTIONS)], out)
     before = (out / "dev.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="made from other questions or with another --dev; move it away"):
+    with pytest.raises(ConfigError, match="exists, from other questions or another --dev; move it away"):
         prepare([tmp_path / "all.jsonl"], out, share=0.5)
     assert (out / "dev.jsonl").read_bytes() == before
 
@@ -106,5 +106,5 @@ def test_a_side_without_questions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--dev 1e-09: of 3 questions 0 are for evaluation"):
         prepare([path], tmp_path / "data", share=1e-9)
     assert not (tmp_path / "data").exists()
-    with pytest.raises(SystemExit, match=r"^Error: --dev: 2 is no share between 0 and 1$"):
+    with pytest.raises(SystemExit, match=r"^Error: --dev: 2 is not a share between 0 and 1$"):
         main([str(path), "--out", str(tmp_path / "data"), "--dev", "2"])

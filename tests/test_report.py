@@ -181,8 +181,8 @@ def test_what_was_written_stands_in_the_page(quick: RunFolder) -> None:
     assert page.series("By the number of edits before the token")["naive_full"] == [(0, 0.25), (1, 0.25)]
     text = " ".join(page.text)
     assert "Reward rises from 0.12 to 0.50 in 3 iterations." in text
-    assert "logittree and mask4d stay at 4e-7 nats from what the rollout engine logged" in text
-    assert "naive_compressed is off by 0.62" in text
+    assert "Mean |logdiff| in nats per token: at most 4e-7 with logittree and mask4d" in text
+    assert "; 0.62 with sdcc, 0.62 with naive_compressed and 0.25 with naive_full." in text
     assert "naive_compressed trains 67 % of the sampled tokens" in text
     for cost in COSTS.values():
         assert f"{cost:.2f}x" in text
@@ -276,7 +276,7 @@ def test_sdcc_says_when_it_was_switched_off(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "soft", lines=[*lines, iteration(0)], method="sdcc")
     page = Page(run_page([folder]))
     assert page.series("KL at diverging leaves")["KL per leaf"] == [(0, 2.0), (1, None), (2, 12.0), (3, None)]
-    assert page.series("Weight of the KL")["weight"][-1] == (3, 0.0)
+    assert page.series("Coefficient of the KL")["coefficient"][-1] == (3, 0.0)
     assert f"The KL was switched off at step 3: {reason}." in page.text
     layout = page.figure("KL at diverging leaves")["layout"]
     assert [(note["text"], note["x"]) for note in layout["annotations"] if "off" in note["text"]] == [
@@ -312,7 +312,7 @@ def test_costs_are_against_the_denominator_of_the_comparison(quick: RunFolder, w
     quick.comparison.write_text(json.dumps(value | ({} if written is None else {"denominator": written})))
     base = written or "naive_compressed"
     text = " ".join(Page(run_page([quick])).text)
-    assert f"one update, against {base}" in text
+    assert f"training on a batch, against {base}" in text
     assert f"multiples of {base}" in text
     runs = read_runs([quick])
     assert f"measured, against {base} on" in legend(runs)
@@ -361,7 +361,7 @@ def test_a_method_of_ones_own_is_in_every_chart_table_and_tree(tmp_path: Path) -
     colours = {line["name"]: line["marker"]["color"] for line in lines}
     assert list(colours) == [*LOGDIFFS, own]
     assert len(set(colours.values())) == 6
-    bars = page.figure("Measured cost of an update, theirs")["data"][0]
+    bars = page.figure("Measured cost of training on a batch, theirs")["data"][0]
     assert dict(zip(bars["y"], bars["marker"]["color"], strict=True)) == colours, "the same in every chart"
     rewards = {line["name"]: line["marker"]["color"] for line in page.figure("Mean reward")["data"]}
     assert rewards == {"ours": colours["mask4d"], "theirs": colours[own]}

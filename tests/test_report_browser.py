@@ -153,7 +153,7 @@ def test_a_link_opens_the_tree_with_its_tokens(folder: RunFolder, tmp_path: Path
     strips = re.findall(r'<div class="strip( chosen)?">', dom)
     assert strips == [" chosen", "", "", ""], "four live contexts"
     assert dom.count('class="edit"') == 3
-    assert "mean |Δ log p| 0.375" in dom, "of y6 and y7, which were sampled there"
+    assert "mean |logdiff| 0.375" in dom, "of y6 and y7, which were sampled there"
 
 
 def test_a_link_to_nowhere_says_so(folder: RunFolder, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_torn_tail_costs_only_the_record_being_written(running: Record, weathe
     result = run("record", "check", str(path))
     assert result.exit_code == 1
     assert f"torn tail at byte {before}" in result.stdout
-    assert "2 sound records, 1 defect" in result.stderr
+    assert "2 valid records, 1 defect" in result.stderr
 
 
 def test_a_new_writer_cuts_the_torn_tail_off_and_goes_on(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugin.config.method import Method, Sdcc
+from slime_plugin.config.method import MethodSettings, Sdcc
 from slime_plugin.errors import RecordError
 from slime_plugin.methods import lay_out, token_weights
 from slime_plugin.record import Record, StoreWriter, dump_record, parse_record, scan_store
@@ -60,7 +60,9 @@ def test_without_weights_every_token_counts_one(rollout: Rollout) -> None:
 
 @pytest.mark.parametrize("method", ALL, ids=name)
 @given(made=weighted())
-def test_rows_have_the_weights_of_the_tokens_they_train(method: Method, made: tuple[Record, list[float]]) -> None:
+def test_rows_have_the_weights_of_the_tokens_they_train(
+    method: MethodSettings, made: tuple[Record, list[float]]
+) -> None:
     record, counts = made
     layout, plain = lay_out(record, method), lay_out(with_weights(record, []), method)
     for row, other in zip(layout.rows, plain.rows, strict=True):
@@ -76,7 +78,7 @@ def test_rows_have_the_weights_of_the_tokens_they_train(method: Method, made: tu
 
 
 @pytest.mark.parametrize("method", ALL, ids=name)
-def test_equal_tokens_in_one_place_keep_their_own_weights(method: Method) -> None:
+def test_equal_tokens_in_one_place_keep_their_own_weights(method: MethodSettings) -> None:
     """The same thing said again after the same prefix has one place in the tree, and a loss of its own beside it."""
     record, history = twin_at_a_fork()
     positions = sorted(history.live)

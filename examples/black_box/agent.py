@@ -1,4 +1,4 @@
-"""An agent that nobody wrote for training: one file, no packages, a provider that speaks OpenAI's interface.
+"""An agent that was not written for training: one file, no packages, a provider that speaks OpenAI's interface.
 
     OPENAI_BASE_URL=.. OPENAI_API_KEY=.. python agent.py CORPUS --fold-at 85 < question.txt
 

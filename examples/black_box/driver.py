@@ -1,4 +1,4 @@
-"""How the agent beside this file is started: all that it takes to train through an agent of one's own.
+"""How the agent beside this file is started: all that it takes to train through your own agent.
 
 harness: {type: "examples.black_box.driver:FoldingAgentDriver", corpus: facts.jsonl, fold_at: 85}
 """

@@ -20,7 +20,7 @@ from slime_plugin.tree import Trajectory, branches_of
 
 class LastBranchSettings(Frozen):
     max_logdiff: float | None = Field(default=None, gt=0)
-    """Tokens whose |trainer - rollout| log-probability is larger, in nats, get no loss. No limit if not set."""
+    """Tokens whose |logdiff| is larger, in nats, get no loss. No limit if not set."""
 
 
 class LastBranch(Method[LastBranchSettings]):

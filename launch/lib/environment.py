@@ -43,10 +43,10 @@ def passed(keys: list[str]) -> dict[str, str]:
 def allocator(flags: list[str]) -> dict[str, str]:
     """Let PyTorch's allocator grow its segments while training, which wastes less where rows vary in length.
 
-    Not for ranks that sleep while engines run on their GPUs (``--colocate``): what torch_memory_saver pauses has to be
-    allocated otherwise.
+    Not for ranks that sleep while engines run on their GPUs: torch_memory_saver cannot release expandable segments.
     """
-    return {} if "--colocate" in flags else {"SLIME_ENABLE_EXPANDABLE_SEGMENTS": "1"}
+    sleeping = {"--colocate", "--offload", "--offload-train"} & set(flags)
+    return {} if sleeping else {"SLIME_ENABLE_EXPANDABLE_SEGMENTS": "1"}
 
 
 def import_paths() -> list[str]:

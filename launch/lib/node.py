@@ -33,12 +33,12 @@ from environment import ROOT, expected, import_paths
 sys.path[:0] = import_paths()
 
 from slime_plugin.errors import MemoryWalkerError  # noqa: E402  # may lie beside this folder, and not be installed
-from slime_plugin.run.processes import SCRATCH_PREFIX, Ledger, descendants, end_leftovers, terminate  # noqa: E402
+from slime_plugin.run.processes import SCRATCH_PREFIX, ProcessRegistry, descendants, terminate, terminate_leftovers  # noqa: E402
 from slime_plugin.run.supervisor import STOP_SIGNALS, become_subreaper, set_parent_death_signal  # noqa: E402
 
 POLL_S = 0.2
-LEDGER_INTERVAL_S = 60.0
-"""Between updates of the ledger, which the next job reads if this process is killed."""
+REGISTRY_INTERVAL_S = 60.0
+"""Between updates of the registry, which the next job reads if this process is killed."""
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL of the driver."""
 
@@ -74,14 +74,14 @@ class Node:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._logs = config.run / "logs" / config.began / config.host
-        ledger = config.run / "processes" / f"{config.host}.json"
-        ledger.parent.mkdir(parents=True, exist_ok=True)
+        registry = config.run / "processes" / f"{config.host}.json"
+        registry.parent.mkdir(parents=True, exist_ok=True)
         self._logs.parent.mkdir(parents=True, exist_ok=True)
-        self._end_leftovers(ledger)
-        self._ledger = Ledger(ledger)
+        self._terminate_leftovers(registry)
+        self._registry = ProcessRegistry(registry)
         self._ray: subprocess.Popen[bytes] | None = None
         self._driver: subprocess.Popen[bytes] | None = None
-        self._signal, self._ledger_updated_at = 0, 0.0
+        self._signal, self._registry_updated_at = 0, 0.0
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 
@@ -113,11 +113,11 @@ class Node:
         for resource in ("gpus", "cpus"):
             if number := os.environ.get(f"NUM_{resource.upper()}"):
                 role += [f"--num-{resource}", number]
-        options = ["--temp-dir", str(self._ledger.scratch), "--disable-usage-stats"]
+        options = ["--temp-dir", str(self._registry.scratch), "--disable-usage-stats"]
         with open(self._logs.parent / f"{self._config.host}.ray.log", "ab") as log:
             self._ray = _start([sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role, *options], log)
-        self._logs.symlink_to(self._ledger.scratch / "session_latest" / "logs")  # until they are copied
-        self._ledger.update()
+        self._logs.symlink_to(self._registry.scratch / "session_latest" / "logs")  # until they are copied
+        self._registry.update()
         self._wait_for_port(host, int(port))
 
     def _join(self) -> None:
@@ -133,7 +133,7 @@ class Node:
         assert tee.stdin is not None
         self._driver = _start([sys.executable, "-m", *command], tee.stdin)
         tee.stdin.close()
-        self._ledger.update()
+        self._registry.update()
         code = self._wait_for(self._driver)
         with contextlib.suppress(subprocess.TimeoutExpired):
             tee.wait(5)
@@ -162,10 +162,10 @@ class Node:
             raise Stop(128 + self._signal, f"stopped by {signal.Signals(self._signal).name}")
         if self._ray is not None and (code := self._ray.poll()) is not None:
             raise Stop(1, f"Ray ended with {code}; see {self._logs.parent}")
-        if time.monotonic() - self._ledger_updated_at > LEDGER_INTERVAL_S:
-            self._ledger_updated_at = time.monotonic()
+        if time.monotonic() - self._registry_updated_at > REGISTRY_INTERVAL_S:
+            self._registry_updated_at = time.monotonic()
             with contextlib.suppress(MemoryWalkerError):  # a full disk is no reason to stop the job
-                self._ledger.update()
+                self._registry.update()
 
     def _shut_down(self) -> None:
         for number in STOP_SIGNALS:
@@ -175,16 +175,16 @@ class Node:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._driver.wait(GRACE_S)
         terminate(descendants(os.getpid()))
-        _keep_logs(self._ledger.scratch, self._logs)  # complete now
-        self._ledger.end()
+        _keep_logs(self._registry.scratch, self._logs)  # complete now
+        self._registry.end()
 
-    def _end_leftovers(self, ledger: Path) -> None:
+    def _terminate_leftovers(self, registry: Path) -> None:
         """Keep the logs of a job that was killed here, and terminate its processes."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            scratch = Path(json.loads(ledger.read_text("utf-8"))["scratch"])
+            scratch = Path(json.loads(registry.read_text("utf-8"))["scratch"])
             _keep_logs(scratch, self._logs.with_name(f"{self._config.host}.old"))
-        if count := end_leftovers(ledger):
-            report(f"{self._config.host}: ended {count} processes that an earlier job had left")
+        if count := terminate_leftovers(registry):
+            report(f"{self._config.host}: terminated {count} processes that an earlier job had left")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = number

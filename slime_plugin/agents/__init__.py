@@ -1,4 +1,8 @@
-"""The drivers, one file each, and the registry that a configuration's ``harness.type`` is looked up in."""
+"""The drivers, one file each.
+
+To add one: its settings in ``config/harness.py``, and a file here that is named after its ``type`` and ends with
+``DRIVER = <its class>``.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from slime_plugin.agents.agent_process import run_agent
-from slime_plugin.agents.claude_code import ClaudeCodeDriver
 from slime_plugin.agents.driver import AgentTask, Driver, Finished, Launch
-from slime_plugin.agents.opencode import OpenCodeDriver
-from slime_plugin.config.custom import load_class, load_object
-from slime_plugin.config.harness import BlackBox, CustomEditor, Harness
+from slime_plugin.config.custom import built_in, load_class, load_object
+from slime_plugin.config.harness import BLACK_BOXES, BlackBox, CustomHarness, Harness
 from slime_plugin.tap.payload import Thread, ThreadOf
 
 __all__ = ["DRIVERS", "AgentTask", "Driver", "Finished", "Launch", "Thread", "any_thread_of", "driver_for", "run_agent"]
 
-DRIVERS: dict[str, type[Driver[Any]]] = {"claude_code": ClaudeCodeDriver, "opencode": OpenCodeDriver}
+DRIVERS: dict[str, type[Driver[Any]]] = built_in(__name__, "DRIVER", BLACK_BOXES)
 
 
 def any_thread_of(driver: Driver[Any] | None = None) -> ThreadOf:
@@ -35,7 +37,7 @@ def driver_for(harness: Harness) -> Driver[Any] | None:
     """The driver of an agent; None for an editor."""
     if isinstance(harness, BlackBox):
         return DRIVERS[harness.type](harness)
-    if not isinstance(harness, CustomEditor):
+    if not isinstance(harness, CustomHarness):
         return None
     custom = load_object(harness.type, "harness.type")
     if not isinstance(custom, type) or not issubclass(custom, Driver):

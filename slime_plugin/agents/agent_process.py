@@ -15,8 +15,6 @@ from slime_plugin.run.processes import supervised
 
 GRACE_S = 5.0
 """Seconds from SIGTERM to SIGKILL."""
-AGENT_FILES = (".git", "CLAUDE.md", "AGENTS.md", "opencode.json", "opencode.jsonc", ".opencode")
-"""What agents read in all folders above their working folder."""
 
 
 async def run_agent(
@@ -26,7 +24,7 @@ async def run_agent(
     for folder in (home, work, log):
         folder.mkdir(parents=True, exist_ok=True)
     work = work.resolve()
-    _check_work_folder(work)
+    _check_work_folder(work, driver.inherited_files)
     launch = driver.prepare(task, home.resolve(), work)
     stdin, out, err = (log.resolve() / f"agent.{name}" for name in ("in", "out", "err"))
     stdin.write_text(launch.stdin, encoding="utf-8")
@@ -41,9 +39,9 @@ async def run_agent(
     return replace(judged, status="truncated", code=None, reason=f"it did not finish within {seconds:g} seconds")
 
 
-def _check_work_folder(work: Path) -> None:
+def _check_work_folder(work: Path, inherited_files: tuple[str, ...]) -> None:
     for above in work.parents:
-        for name in AGENT_FILES:
+        for name in inherited_files:
             if (above / name).exists():
                 raise ConfigError(
                     f"{work}: an agent that works here also reads {above / name}, which is not part of its task; "

@@ -1,8 +1,8 @@
 """The driver of Claude Code, which is configured by its environment.
 
 It compacts once the tokens reported for a turn, with its own estimate of what was added since, reach the configured
-context less the room for an answer (at most 20000 tokens) and 13000; in its first turn, less 3000. This holds for
-models whose name it does not know. Three compactions with hardly a turn between them end it.
+context minus the room for an answer (at most 20000 tokens) and 13000; in its first turn, minus 3000. This holds for
+models whose name it does not know. It exits after three compactions in quick succession.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class ClaudeCodeDriver(Driver[ClaudeCode]):
     Settings = ClaudeCode
     command = "claude"
     verified = "2.1.325"
+    client_env = {  # noqa: RUF012
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+        "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",  # sends CLASS_HEADER
+    }
 
     def prepare(self, task: AgentTask, home: Path, work: Path) -> Launch:
         answer = min(task.turn_tokens, MAX_ANSWER_TOKENS)
@@ -52,6 +56,7 @@ class ClaudeCodeDriver(Driver[ClaudeCode]):
         tools = ",".join(self.settings.tools)
         env = {
             **self.environment(home),
+            **self.client_env,
             "ANTHROPIC_BASE_URL": task.url,
             "ANTHROPIC_AUTH_TOKEN": task.token,
             "ANTHROPIC_MODEL": task.model,
@@ -64,13 +69,11 @@ class ClaudeCodeDriver(Driver[ClaudeCode]):
             "API_TIMEOUT_MS": DAY_MS,  # rollouts have a time limit of their own
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": DAY_MS,
             "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",
-            "CLAUDE_CODE_GATEWAY_HINT_HEADERS": "1",  # sends CLASS_HEADER
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_TELEMETRY": "1",
             "DISABLE_ERROR_REPORTING": "1",
             "DISABLE_AUTOUPDATER": "1",
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a suffix in the prompt that changes with a compaction
-            "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
             "ENABLE_TOOL_SEARCH": "false",  # it inserts tools in the middle of the list
             "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
             "CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS": "1",  # with them, the state of a repository is in the prompt
@@ -101,3 +104,6 @@ class ClaudeCodeDriver(Driver[ClaudeCode]):
             return Finished("completed", code, "", output)
         reason = self.failure_reason(code, f"{ended}: {output or '; '.join(result.get('errors', ()))}")
         return Finished("truncated" if ended == "max_turns" else "failed", code, reason, output)
+
+
+DRIVER = ClaudeCodeDriver

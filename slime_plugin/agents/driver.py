@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from slime_plugin.config.harness import BlackBox
+from slime_plugin.config.workload import Workload
 from slime_plugin.errors import ConfigError
 from slime_plugin.record import Status
 from slime_plugin.tap.payload import Thread
@@ -83,6 +84,12 @@ class Driver(ABC, Generic[S]):
     """Name of the program."""
     verified: ClassVar[str] = ""
     """Version that this driver was tested with; empty if it does not matter."""
+    inherited_files: ClassVar[tuple[str, ...]] = (".git", "AGENTS.md", "CLAUDE.md")
+    """Files that the agent reads in all folders above its working folder."""
+    client_env: ClassVar[Mapping[str, str]] = {}
+    """Variables that the agent needs beside URL and token where the user starts it, for ``memorywalker tap serve``."""
+    workload: ClassVar[Workload] = BlackBox.workload
+    """Of a driver by import path: an average rollout, for ``memorywalker plan``."""
 
     def __init__(self, settings: S) -> None:
         self.settings = settings

@@ -1,7 +1,7 @@
 """Rollouts of agents, from a question to the record.
 
 The agent is started in folders of its own and works until it is done or a limit ends it. Its requests are in a session
-of the tap; the record is recovered from that, also if the agent failed.
+of the tap; the record is recovered from that, even if the agent failed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.record import Meta, Record, RolloutReport
 from slime_plugin.recovery.recover import Recovered, recover
 from slime_plugin.rollout.base_rollout import STOPPED, BaseRollout, Ending
-from slime_plugin.rollout.chat import load_chat
 from slime_plugin.rollout.chat.chat import Chat
 from slime_plugin.rollout.engine.engine import Engine
-from slime_plugin.rollout.environment import check_model
+from slime_plugin.rollout.environment import open_chat
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.reward import Outcome, build_reward, extract_answer
 from slime_plugin.tap.payload import StopReason
@@ -37,7 +36,7 @@ from slime_plugin.tap.tap import Tap
 from slime_plugin.tap.tap_session import TapSession
 
 MODEL = "policy"
-"""Name of the policy for agents: none of them knows it, so none assumes anything."""
+"""Model name given to agents: unknown to them, so they apply no model-specific defaults."""
 SERVER_PACKAGES = {"h11": (0, 14), "starlette": (1, 0), "uvicorn": (0, 51)}
 """Packages that only agents need, and their oldest versions. slime's image is installed without dependencies."""
 _STOPS: dict[StopReason, str] = {"length": "turn tokens", "context": "context"}
@@ -186,25 +185,22 @@ class AgentRollout(BaseRollout[AgentEnvironment]):
 
 
 @asynccontextmanager
-async def open_agent_environment(
-    cell: Cell, driver: Driver[Any], chat: Chat | None = None
-) -> AsyncIterator[AgentEnvironment]:
+async def open_agent_environment(cell: Cell, driver: Driver[Any]) -> AsyncIterator[AgentEnvironment]:
     """The environment of an agent, with a tap of its own on a loopback address."""
     check_black_box(cell, driver)
-    if chat is None:
-        chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
     from slime_plugin.tap.server import TapServer  # check_black_box has checked that it can be imported
 
-    reward = build_reward(cell.reward)
+    chat, reward = open_chat(cell), build_reward(cell.reward)
     with _folder(keep=driver.settings.keep_folders) as folder:
-        tap = Tap(
-            *(chat, cell.rollout, folder / "logs"),
-            model=MODEL,
-            thread_of=any_thread_of(driver),
-            keep_thoughts=driver.settings.thoughts == "keep",
-        )
+        tap = make_tap(cell, driver, chat, folder / "logs")
         async with TapServer(tap) as server:
             yield AgentEnvironment(cell.harness.type, driver, tap, server.url, reward, folder)
+
+
+def make_tap(cell: Cell, driver: Driver[Any] | None, chat: Chat, logs: Path) -> Tap:
+    """The tap of an agent; without a driver, that of any client."""
+    keep_thoughts = driver is None or driver.settings.thoughts == "keep"
+    return Tap(chat, cell.rollout, logs, model=MODEL, thread_of=any_thread_of(driver), keep_thoughts=keep_thoughts)
 
 
 @contextmanager

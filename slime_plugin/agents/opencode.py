@@ -24,6 +24,7 @@ class OpenCodeDriver(Driver[OpenCode]):
     Settings = OpenCode
     command = "opencode"
     verified = "1.18.33"
+    inherited_files = (*Driver.inherited_files, "opencode.json", "opencode.jsonc", ".opencode")
 
     def prepare(self, task: AgentTask, home: Path, work: Path) -> Launch:
         answer, configured = task.turn_tokens, self.settings.compact_at
@@ -99,3 +100,6 @@ class OpenCodeDriver(Driver[OpenCode]):
         if last.get("type") != "step_finish" or last["part"]["reason"] == "tool-calls":
             return Finished("failed", code, self.failure_reason(code, stderr.strip()), output)
         return Finished("completed", code, "", output)
+
+
+DRIVER = OpenCodeDriver

@@ -12,8 +12,7 @@ import click
 from slime_plugin.cli.inputs import ALL_METHODS, MODEL, RecordPath, method_names
 from slime_plugin.cli.output import console, log_line
 from slime_plugin.cli.scoring import check_trainer, parallelism, progress_bar
-from slime_plugin.config.method import METHODS, Method
-from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.config.method import METHODS, MethodSettings
 from slime_plugin.local.compare_run import compare_records, compare_run, folder_of_stores
 from slime_plugin.local.scorer import CompareSettings
 from slime_plugin.methods import DENOMINATOR
@@ -22,8 +21,8 @@ from slime_plugin.run.folder import RunFolder
 
 
 def _with_denominator(
-    context: click.Context, parameter: click.Parameter, methods: tuple[Method, ...]
-) -> tuple[Method, ...]:
+    context: click.Context, parameter: click.Parameter, methods: tuple[MethodSettings, ...]
+) -> tuple[MethodSettings, ...]:
     base = METHODS[DENOMINATOR]
     return methods if base in methods else (base, *methods)
 
@@ -76,7 +75,7 @@ def compare(runs: tuple[Path, ...], model: Path | None, as_json: bool, **options
     """
     settings = CompareSettings(parallel=parallelism(options), **options)
     for run in runs:
-        trained = _is_training_run(run)
+        trained = RunFolder(run).has_cell()
         if trained and model is not None:
             raise click.UsageError(f"{run} is a training run and has its own weights: leave --model out")
         if not trained and model is None:
@@ -99,17 +98,6 @@ def compare(runs: tuple[Path, ...], model: Path | None, as_json: bool, **options
 
 (_MODEL,) = (option for option in compare.params if option.name == "model")
 _MODEL.required = False  # a training run has its own
-
-
-def _is_training_run(path: Path) -> bool:
-    """Whether a folder holds a training run: the ``run.json`` of ``memorywalker rollout`` has no cell."""
-    folder = RunFolder(path)
-    try:
-        return "cell" in json.loads(folder.settings.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
-        raise MemoryWalkerError(f"{folder.settings}: cannot be read ({type(error).__name__})") from error
 
 
 def _print(value: dict[str, Any], run: Path) -> None:

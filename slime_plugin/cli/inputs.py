@@ -12,7 +12,7 @@ import click
 from slime_plugin.cli.output import with_progress
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import load_config, parse_config
-from slime_plugin.config.method import PACKINGS, Method
+from slime_plugin.config.method import PACKINGS, MethodSettings
 from slime_plugin.errors import MemoryWalkerError, nearest, printable
 from slime_plugin.methods import METHODS, method_of
 from slime_plugin.record import Entry, Record, read_entries
@@ -36,13 +36,13 @@ ALL_METHODS = ",".join(METHODS)
 
 
 def method_name(name: str) -> str:
-    """The type of ``--method``: a method, or the import path of one's own."""
+    """The type of ``--method``: a method, or the import path of a custom method."""
     if name not in METHODS and ":" not in name:
         raise click.BadParameter(f"there is no method {name!r:.40}; use {nearest(name, list(METHODS))}")
     return name
 
 
-def method_names(text: str) -> tuple[Method, ...]:
+def method_names(text: str) -> tuple[MethodSettings, ...]:
     """The type of ``--methods A,B``: methods, in the order in which they are compared."""
     names = dict.fromkeys(method_name(name.strip()) for name in text.split(","))
     own = [named_method({"type": name}) for name in names if name not in METHODS]
@@ -143,18 +143,18 @@ def _no_choice(path: Path, wanted: str | None, names: list[str], matches: list[E
     if wanted is None:
         return f"{path}: holds {len(names)} records; choose one with --record: {known}"
     if matches:
-        places = ", ".join(entry.where for entry in matches)
-        return f"{path}: record {wanted} is in several files: {places}; name the file, or use an id: {known}"
+        found_in = ", ".join(entry.where for entry in matches)
+        return f"{path}: record {wanted} is in several files: {found_in}; name the file, or use an id: {known}"
     return f"{path}: no record {wanted!r:.40} among {len(names)}: {known}"
 
 
-def all_sound_records(files: Iterable[Path]) -> tuple[list[Record], bool]:
-    """Return all sound records, at least one, and whether others were damaged; their defects are printed."""
+def all_valid_records(files: Iterable[Path]) -> tuple[list[Record], bool]:
+    """Return all valid records, at least one, and whether others were damaged; their defects are printed."""
     problems: list[str] = []
-    records = list(sound_records(files, problems))
+    records = list(valid_records(files, problems))
     echo_errors(problems)
     if not records:
-        raise MemoryWalkerError("there is no sound record")
+        raise MemoryWalkerError("there is no valid record")
     return records, bool(problems)
 
 
@@ -163,15 +163,15 @@ def echo_errors(lines: Iterable[str]) -> None:
         click.echo(f"Error: {line}", err=True)
 
 
-def sound_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record]:
-    """Yield the sound records; append the defects of the others to ``problems``."""
+def valid_records(files: Iterable[Path], problems: list[str]) -> Iterator[Record]:
+    """Yield the valid records; append the defects of the others to ``problems``."""
     for entry in with_progress(read_entries(files), "records read"):
         problems.extend(entry.problems)
         if entry.record is not None:
             yield entry.record
 
 
-def chosen_method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> Method:
+def chosen_method(name: str | None, packing: str | None, budget: int | None, config: Path | None) -> MethodSettings:
     """Return the method that the options of :func:`METHOD` choose."""
     if (name is None) == (config is None):
         raise click.UsageError("give either --method or --config")
@@ -187,7 +187,7 @@ def chosen_method(name: str | None, packing: str | None, budget: int | None, con
     return named_method({"type": name, **given})
 
 
-def named_method(settings: dict[str, Any]) -> Method:
+def named_method(settings: dict[str, Any]) -> MethodSettings:
     """Return the method with these settings; it can be laid out by."""
     method = parse_config({"method": settings}, Cell, "command line").method
     method_of(method)  # or its code cannot be imported, or its settings are wrong

@@ -61,7 +61,7 @@ def layout_json(method: Method[Any], result: Layout, counts: Counts) -> dict[str
     }
     return {
         "method": result.method,
-        "packing": result.packing,
+        "packing": getattr(method.settings, "packing", None),
         "rows": [_trained_columns(row) for row in result.rows],
         "teachers": teachers,
         "counts": numbers,
@@ -77,10 +77,7 @@ def _trained_columns(row: Row) -> dict[str, Any]:
         "loss_mask": row.loss_mask.astype(int).tolist(),
         "rollout_logprobs": to_json_floats(row.rollout_logprobs),
     }
-    if row.lifetimes is not None:
-        columns["layer"] = row.lifetimes.layer.tolist()
-        columns["rank"] = row.lifetimes.rank.tolist()
-    return columns
+    return columns if row.visible is None else columns | row.visible.to_json()
 
 
 def _print_summary(method: Method[Any], result: Layout, counts: Counts) -> None:
@@ -97,7 +94,7 @@ def _print_summary(method: Method[Any], result: Layout, counts: Counts) -> None:
     trained = f"trained {result.trained} of {counts.sampled} sampled tokens"
     out.print(f"\n{trained}; not trained: {format_lost(result.lost)}")
     if result.off_context is None:
-        out.print("not exact: right tokens visible, hidden states of another context")
+        out.print("not exact: the visible tokens are right, their hidden states are not")
     else:
         out.print(f"trained in a context other than the one they were sampled in: {result.off_context}")
     computed = f"computed {result.tokens} tokens" + (

@@ -20,7 +20,7 @@ from slime_plugin.cli.output import console, log_line, write_whole
 from slime_plugin.cli.scoring import check_trainer, progress_bar
 from slime_plugin.cli.train import train_cell
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError, MemoryWalkerError, refuse
 from slime_plugin.local.compare_run import compare_run
@@ -29,7 +29,7 @@ from slime_plugin.report.charts import check_plotly
 from slime_plugin.report.formatting import format_duration
 from slime_plugin.report.headline import sentences_of_all
 from slime_plugin.report.matrix_table import CONTROL, control_line, legend, matrix_table, numbers
-from slime_plugin.report.run_data import COMPARISON_VERSION, read_runs
+from slime_plugin.report.run_data import read_runs
 from slime_plugin.report.run_page import run_page
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.settings import changes, flat
@@ -39,7 +39,7 @@ CONFIGS = tuple(Path(f"configs/small_world/{name}.yaml") for name in ("tc_rag", 
 ITERATIONS = 8
 """Per cell, so that the small world's 16 cells take about half an hour on two cores."""
 COMPARISON = CompareSettings(iterations=3, repeats=3)
-START, ROLLOUT, COMPARE = 25.0, 0.09, 30.0
+START_S, ROLLOUT_S, COMPARE_S = 25.0, 0.09, 30.0
 """Seconds on two cores in the small world: until a cell samples, for a rollout and its update, for a comparison."""
 _ONCE = f"{CONTROL} is trained once: nothing is edited there, so all methods are the same"
 
@@ -75,9 +75,9 @@ class MatrixCell:
     def compared(self) -> bool:
         """Whether there is a comparison that covers the last iteration."""
         try:
-            value = json.loads(self.folder.comparison.read_text(encoding="utf-8"))
-            return bool(value["version"] == COMPARISON_VERSION and max(value["iterations"]) + 1 >= self.trained)
-        except (OSError, ValueError, KeyError, TypeError):
+            value = self.folder.read_comparison()
+            return value is not None and bool(max(value["iterations"]) + 1 >= self.trained)
+        except (MemoryWalkerError, ValueError, KeyError, TypeError):
             return False
 
     @property
@@ -90,7 +90,7 @@ class MatrixCell:
         if self.finished:
             return 0.0
         rollouts = self.left * self.cell.trainer.prompts * self.cell.rollout.samples
-        return (START + ROLLOUT * rollouts if rollouts else 0.0) + COMPARE
+        return (START_S + ROLLOUT_S * rollouts if rollouts else 0.0) + COMPARE_S
 
     @property
     def state(self) -> str:
@@ -119,7 +119,7 @@ class MatrixCell:
     help="Train only these.  [default: all methods]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be trained, and about how long it takes.")
-def matrix(words: tuple[str, ...], out: Path, methods: tuple[Method, ...], dry_run: bool) -> None:
+def matrix(words: tuple[str, ...], out: Path, methods: tuple[MethodSettings, ...], dry_run: bool) -> None:
     """Train every method under every harness, one run after the other.
 
     Each CONFIG is a harness; without any, those of the small world: tc_rag, agentfold, memexrl and the control

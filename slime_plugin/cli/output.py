@@ -14,7 +14,7 @@ import click
 import rich.progress
 from rich.console import Console
 
-from slime_plugin.run.files import replacing
+from slime_plugin.files import replacing
 
 Item = TypeVar("Item")
 

@@ -14,13 +14,13 @@ import click
 from rich.table import Table
 
 from slime_plugin.cli.config import with_cell
-from slime_plugin.cli.inputs import RecordPath, all_sound_records
+from slime_plugin.cli.inputs import RecordPath, all_valid_records
 from slime_plugin.cli.output import console
 from slime_plugin.cluster.job_problems import check_job
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.workload import Workload
 from slime_plugin.errors import nearest
-from slime_plugin.planner.job import ASSUMPTIONS, GPUS, Assumptions, counted_workload
+from slime_plugin.planner.job import ASSUMPTIONS, GPUS, Assumptions, counted_workload, estimated_workload
 from slime_plugin.planner.memory import GB
 from slime_plugin.planner.plan import PHASES, Plan, plan_job
 from slime_plugin.report.tables import number_table
@@ -59,10 +59,11 @@ def plan(
     Exits with 1 if the job would not run or would not fit.
     """
     check_job(cell, str(config))
-    workload, damaged = cell.harness.workload, False
     if records:
-        sound, damaged = all_sound_records(records)
-        workload = counted_workload(sound)
+        valid, damaged = all_valid_records(records)
+        workload = counted_workload(valid)
+    else:
+        workload, damaged = estimated_workload(cell.harness), False
     numbers = _parse(assumed)
     planned = plan_job(cell, GPUS[gpu], _replace(workload, numbers), _replace(ASSUMPTIONS, numbers))
     if as_json:
@@ -119,7 +120,7 @@ def _print(cell: Cell, plan: Plan, source: str) -> None:
         f"all engines: {decode.tokens_per_second:,.0f} tokens/s, {decode.calls_per_second:,.1f} tool calls/s",
         f"updates: {plan.flops / 1e15:,.0f} PFLOP, {tokens:,.0f} tokens per training GPU; weights: "
         f"{plan.sync_bytes / GB:.1f} GB to each engine",
-        f"saturates first: {plan.saturates}",
+        f"bottleneck: {plan.bottleneck}",
         *_evaluation(cell, plan),
         *plan.notes,
     ):

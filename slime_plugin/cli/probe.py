@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from slime_plugin.cli.inputs import FILES, MODEL, all_sound_records
+from slime_plugin.cli.inputs import FILES, MODEL, all_valid_records
 from slime_plugin.cli.output import console, write_whole
 from slime_plugin.cli.scoring import scores_of
 from slime_plugin.config.method import Mask4d, NaiveCompressed, NaiveFull
@@ -36,7 +36,7 @@ def probe(files: tuple[Path, ...], plot: Path | None, as_json: bool, **options: 
     """
     if plot is not None and not plot.parent.is_dir():
         raise click.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
-    records, damaged = all_sound_records(files)
+    records, damaged = all_valid_records(files)
     conditionings = scores_of(records, (Mask4d(), NaiveCompressed(), NaiveFull()), **options)
     parts: dict[str, list[Pitfalls]] = {}
     for i, record in enumerate(records):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from slime_plugin.cli.inputs import FILE, FILES, RECORD, check_installed, choose_record, echo_errors, sound_records
+from slime_plugin.cli.inputs import FILE, FILES, RECORD, check_installed, choose_record, echo_errors, valid_records
 from slime_plugin.cli.output import complete_file, console, with_progress, write_whole
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.record import read_entries
@@ -34,12 +34,12 @@ def check(files: tuple[Path, ...]) -> None:
 
     Prints one line per defect and exits with 1, or exits with 0 if there is none.
     """
-    sound = defects = 0
+    valid = defects = 0
     for entry in with_progress(read_entries(files), "records checked"):
-        sound += entry.record is not None
+        valid += entry.record is not None
         defects += len(entry.problems)
         _print_defects(entry.problems)
-    click.echo(_outcome(f"{sound} sound record{'s' * (sound != 1)}", defects), err=True)
+    click.echo(_outcome(f"{valid} valid record{'s' * (valid != 1)}", defects), err=True)
     sys.exit(1 if defects else 0)
 
 
@@ -83,7 +83,7 @@ def stats(files: tuple[Path, ...], as_json: bool) -> None:
     Damaged records are left out and named on standard error; the exit code is then 1.
     """
     problems: list[str] = []
-    summary = summarise(sound_records(files, problems))
+    summary = summarise(valid_records(files, problems))
     echo_errors(problems)
     if summary["total"]["records"] or not problems:
         if as_json:
@@ -119,10 +119,10 @@ def export(files: tuple[Path, ...], out: Path, force: bool) -> None:
         raise MemoryWalkerError(f"{out}: exists already; pass --force to replace it, or another name")
     problems: list[str] = []
     with complete_file(out) as draft:
-        written = write_parquet(draft, sound_records(files, problems))
+        written = write_parquet(draft, valid_records(files, problems))
         _print_defects(problems)
         if not written:
-            raise MemoryWalkerError(f"{out}: not written, since there is no sound record to export")
+            raise MemoryWalkerError(f"{out}: not written, since there is no valid record to export")
     click.echo(_outcome(f"wrote {written} record{'s' * (written != 1)} to {out}", len(problems)), err=True)
     sys.exit(1 if problems else 0)
 

@@ -7,22 +7,22 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import rich.progress
 from rich.console import Console
 
 from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
-from slime_plugin.cli.inputs import check_installed, echo_errors, sound_records
+from slime_plugin.cli.inputs import check_installed, echo_errors, valid_records
 from slime_plugin.cli.output import console, shown_stages
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.overrides import load_cell
-from slime_plugin.config.rollout import Engine
+from slime_plugin.config.rollout import EngineSettings
 from slime_plugin.record import Record
 from slime_plugin.report.summary import summarise, summary_tables
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from slime_plugin.rollout.chat import Chat
     from slime_plugin.rollout.engine.sglang_client import SglangEngine
     from slime_plugin.rollout.environment import RolloutHandle
-    from slime_plugin.rollout.runner import Tally
+    from slime_plugin.rollout.runner import RunTotals
 
+T = TypeVar("T")
 PROGRESS_INTERVAL_S = 10.0
 """Between two lines of progress if standard error is not a terminal."""
 
@@ -67,41 +68,46 @@ def rollout(
     cell = with_engine(cell, engine)
     check_installed("rollout", "aiohttp", "bm25s", "orjson", "tokenizers")
     with prefixed_errors(config):
-        try:
-            tally = asyncio.run(_run(cell, out, questions))
-        except asyncio.CancelledError:  # by the second interrupt
-            raise click.Abort from None
+        totals = run_async(_run(cell, out, questions))
     _report(out)
     click.echo(f"wrote {out}; memorywalker record list {out} shows every rollout", err=True)
-    left = {"failed": tally.statuses["failed"], "aborted": tally.statuses["aborted"], "not started": tally.left}
+    left = {"failed": totals.statuses["failed"], "aborted": totals.statuses["aborted"], "not started": totals.left}
     if any(left.values()):
         numbers = ", ".join(f"{number} {what}" for what, number in left.items() if number)
         log = out / "rollout.log"
         reasons = f"; {log} has the reasons" if log.exists() else ""
-        click.echo(f"{numbers} of {tally.total} rollouts; run the command again to resume{reasons}", err=True)
-    sys.exit(130 if tally.interrupted else 1 if any(left.values()) else 0)
+        click.echo(f"{numbers} of {totals.total} rollouts; run the command again to resume{reasons}", err=True)
+    sys.exit(130 if totals.interrupted else 1 if any(left.values()) else 0)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command that the second interrupt cancels (:func:`interrupts`)."""
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        raise click.Abort from None
 
 
 def with_engine(cell: Cell, url: str | None) -> Cell:
     """Return the cell with the engine of the command line, if one is given."""
     if url is None:
         return cell
-    configured = parse_config({**cell.engine.model_dump(), "url": url}, Engine, "--engine")
+    configured = parse_config({**cell.engine.model_dump(), "url": url}, EngineSettings, "--engine")
     return cell.model_copy(update={"engine": configured})
 
 
-async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
+async def _run(cell: Cell, out: Path, limit: int | None) -> RunTotals:
     """Run the rollouts of a cell into a folder. Invalid settings are refused before an engine is started."""
     from slime_plugin.environments import open_environment
     from slime_plugin.rollout.questions import read_questions
-    from slime_plugin.rollout.runner import Tally, open_run, run_tasks, tasks_left
+    from slime_plugin.rollout.runner import RunTotals, open_run, run_tasks, tasks_left
 
     questions = read_questions(cell.require_questions())[:limit]
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(open_environment(cell))
         store = stack.enter_context(open_run(out, cell))
         tasks = tasks_left(store.path, questions, cell.rollout.samples)
-        tally = Tally(len(tasks))
+        totals = RunTotals(len(tasks))
         done = len(questions) * cell.rollout.samples - len(tasks)
         if done:
             click.echo(f"{done} rollouts are done already, {len(tasks)} are left", err=True)
@@ -109,10 +115,10 @@ async def _run(cell: Cell, out: Path, limit: int | None) -> Tally:
             stack.enter_context(log_file(out / "rollout.log"))
             stop = stack.enter_context(interrupts())
             engine = await stack.enter_async_context(open_engine(cell, environment.chat, out, stop))
-            watch = stack.enter_context(_progress(tally))
+            watch = stack.enter_context(_progress(totals))
             await run_tasks(environment, engine, tasks, store, watch, stop)
-            tally.interrupted = stop.is_set()
-    return tally
+            totals.interrupted = stop.is_set()
+    return totals
 
 
 @asynccontextmanager
@@ -172,36 +178,36 @@ def interrupts(what: str = "running rollouts end as aborted") -> Iterator[asynci
 
 
 @contextmanager
-def _progress(tally: Tally) -> Iterator[Callable[[Record, RolloutHandle], None]]:
+def _progress(totals: RunTotals) -> Iterator[Callable[[Record, RolloutHandle], None]]:
     """Show the totals of a run: a progress bar on a terminal, otherwise a line every few seconds."""
     start = last = time.monotonic()
 
     def line() -> str:
         seconds = max(time.monotonic() - start, 1e-9)
-        reward = "-" if tally.reward is None else f"{tally.reward:.3f}"
+        reward = "-" if totals.reward is None else f"{totals.reward:.3f}"
         return (
-            f"{tally.turns / seconds:.1f} turns/s, {tally.tokens / seconds:.0f} tokens/s, "
-            f"{tally.edits} edits, reward {reward}"
+            f"{totals.turns / seconds:.1f} turns/s, {totals.tokens / seconds:.0f} tokens/s, "
+            f"{totals.edits} edits, reward {reward}"
         )
 
     columns = ("rollouts", rich.progress.BarColumn(), rich.progress.MofNCompleteColumn(), "{task.description}")
     bar = rich.progress.Progress(
         *columns, rich.progress.TimeElapsedColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty()
     )
-    task = bar.add_task("", total=tally.total)
+    task = bar.add_task("", total=totals.total)
 
     def watch(record: Record, rollout: RolloutHandle) -> None:
         nonlocal last
-        tally.add(record, rollout.turns)
+        totals.add(record, rollout.turns)
         bar.update(task, advance=1, description=line())
         if bar.disable and time.monotonic() - last > PROGRESS_INTERVAL_S:
             last = time.monotonic()
-            click.echo(f"{tally.rollouts} of {tally.total} rollouts, {line()}", err=True)
+            click.echo(f"{totals.rollouts} of {totals.total} rollouts, {line()}", err=True)
 
     with bar:
         yield watch
     seconds = time.monotonic() - start
-    click.echo(f"{tally.rollouts} rollouts in {seconds:.1f} s: {line()}", err=True)
+    click.echo(f"{totals.rollouts} rollouts in {seconds:.1f} s: {line()}", err=True)
 
 
 @contextmanager
@@ -221,6 +227,6 @@ def log_file(path: Path) -> Iterator[None]:
 def _report(out: Path) -> None:
     """Print what edits did to the rollouts of the run."""
     problems: list[str] = []
-    summary = summarise(sound_records([out], problems))
+    summary = summarise(valid_records([out], problems))
     echo_errors(problems)
     console().print(summary_tables(summary)[0])

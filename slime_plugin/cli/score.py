@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from slime_plugin.cli.inputs import FILES, METHOD, MODEL, all_sound_records, chosen_method
+from slime_plugin.cli.inputs import FILES, METHOD, MODEL, all_valid_records, chosen_method
 from slime_plugin.cli.output import console
 from slime_plugin.cli.scoring import scores_of
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.methods import method_of
 from slime_plugin.record.arrays import to_json_floats
 from slime_plugin.report.formatting import format_lost, format_number, format_place
@@ -34,7 +34,7 @@ def score(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     Damaged records are left out and named on standard error; the exit code is then 1.
     """
     method = chosen_method(**{key: options.pop(key) for key in ("name", "packing", "budget", "config")})
-    records, damaged = all_sound_records(files)
+    records, damaged = all_valid_records(files)
     (scores,) = scores_of(records, (method,), **options)
     from slime_plugin.local.score import summarise_scores
 
@@ -57,9 +57,9 @@ def score(files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     sys.exit(1 if damaged else 0)
 
 
-def _print_summary(summary: dict[str, Any], method: Method, model: Path) -> None:
+def _print_summary(summary: dict[str, Any], method: MethodSettings, model: Path) -> None:
     out = console()
-    out.print(f"{method_of(method).description} on {model}: |trainer - rollout| per trained token, in nats\n")
+    out.print(f"{method_of(method).description} on {model}: |logdiff| per trained token, in nats\n")
     table = number_table(("", "tokens", "mean", "max"))
     rows = {"all": {"tokens": summary["tokens"], **summary["logdiff"]}}
     rows |= {format_place(name, "first 16", "later"): place for name, place in summary["places"].items()}
@@ -70,7 +70,7 @@ def _print_summary(summary: dict[str, Any], method: Method, model: Path) -> None
     out.print(f"\n{trained}; not trained: {format_lost(summary['lost'])}")
     out.print(
         f"k3 {format_number(summary['k3'])}, multiplicative error {format_number(summary['multiplicative_error'])}, "
-        f"mean of trainer - rollout {format_number(summary['signed_logdiff'])}"
+        f"mean signed logdiff {format_number(summary['signed_logdiff'])}"
     )
     leaves = summary["leaves"]
     if leaves["number"]:

@@ -12,7 +12,7 @@ import rich.progress
 from rich.console import Console
 
 from slime_plugin.cli.inputs import check_installed
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.local.scorer import Scorer, StartProgress, check_records
 from slime_plugin.record import Record
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def scores_of(
-    records: Sequence[Record], methods: tuple[Method, ...], model: Path, **options: Any
+    records: Sequence[Record], methods: tuple[MethodSettings, ...], model: Path, **options: Any
 ) -> list[list[RecordScore]]:
     """Return for each method the scores of all records; ``options`` are those of :data:`.inputs.MODEL`."""
     scorer = Scorer(methods, parallelism(options), **options)

@@ -24,7 +24,9 @@ from slime_plugin.config.cell import Cell
 @click.option("--explain", is_flag=True, help="Print a table of all flags and the setting that each comes from.")
 @click.option("--lines", is_flag=True, help="One word per line, for scripts.")
 @click.option(
-    "--write", is_flag=True, help=f"Write {PLUGIN_FILE} into the folder; fail if the job needs a missing file."
+    "--write",
+    is_flag=True,
+    help=f"Write {PLUGIN_FILE} into the folder; fail if a file, key or program that the job needs is missing.",
 )
 def slime_args(
     cell: Cell, config: Path, out: Path | None, evaluate: bool, explain: bool, lines: bool, write: bool
@@ -38,7 +40,7 @@ def slime_args(
     missing = list(missing_here(cell))
     check_job(cell, str(config), missing if write else ())
     for note in missing:
-        click.echo(f"Not here: {note}", err=True)
+        click.echo(f"Missing: {note}", err=True)
     flags = slime_flags(cell, run, "evaluate" if evaluate else "train")
     if write:
         run.mkdir(parents=True, exist_ok=True)

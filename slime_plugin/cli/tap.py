@@ -14,10 +14,10 @@ import click
 from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
 from slime_plugin.cli.inputs import check_installed
 from slime_plugin.cli.output import console
-from slime_plugin.cli.rollout import ENGINE, interrupts, log_file, open_engine, with_engine
+from slime_plugin.cli.rollout import ENGINE, interrupts, log_file, open_engine, run_async, with_engine
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import read_yaml
-from slime_plugin.config.harness import BLACK_BOXES, BlackBox, Train
+from slime_plugin.config.harness import BLACK_BOXES, Train
 from slime_plugin.config.overrides import load_cell, merged, parse_cell
 from slime_plugin.record import Meta, Record, StoreWriter, scan_store
 from slime_plugin.report.terminal import draw_staircase
@@ -67,13 +67,11 @@ def serve(
     _check()
     cell = with_engine(load_cell(config, overrides), engine)
     with prefixed_errors(config):
-        try:
-            asyncio.run(_serve(cell, logs, names, (host, port, public)))
-        except asyncio.CancelledError:  # by the second interrupt
-            raise click.Abort from None
+        run_async(_serve(cell, logs, names, (host, port, public)))
 
 
 async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[str, int, bool]) -> None:
+    from slime_plugin.agents import DRIVERS
     from slime_plugin.tap.limits import ServerSettings
     from slime_plugin.tap.server import TapServer
     from slime_plugin.tap.session_log import is_ended
@@ -81,10 +79,11 @@ async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[s
 
     host, port, public = listen
     settings = ServerSettings(host=host, port=port, public=public)
-    tap, black_box = _tap(cell, logs)
+    tap, train = _tap(cell, logs)
     logs.mkdir(parents=True, exist_ok=True)
     unfinished = [path for path in sorted(logs.glob(f"*{LOG_SUFFIX}")) if not is_ended(path)]
     new = _new_names(names, tap, resumes=bool(unfinished))
+    more = {name: driver.client_env for name, driver in DRIVERS.items() if driver.client_env}
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(TapServer(tap, settings))  # first: the port may be taken
         stack.enter_context(log_file(logs / "tap.log"))
@@ -97,15 +96,16 @@ async def _serve(cell: Cell, logs: Path, names: tuple[str, ...], listen: tuple[s
             session, token = tap.open(name, engine)
             click.echo(f"session {session.id}, token {token}")
             click.echo(f"  ANTHROPIC_BASE_URL={server.url} ANTHROPIC_AUTH_TOKEN={token}")
-            click.echo("  CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1 CLAUDE_CODE_GATEWAY_HINT_HEADERS=1  (Claude Code)")
             click.echo(f"  OPENAI_BASE_URL={server.url}/v1 OPENAI_API_KEY={token}")
+            for agent, variables in more.items():
+                click.echo(f"  {' '.join(f'{key}={value}' for key, value in variables.items())}  ({agent})")
         click.echo(f"listening on {server.url}; interrupt to end")
         await stop.wait()
         sessions = tap.sessions
         for session in sessions:
             tap.close(session)
             await session.close({"status": "closed"})
-    _write([_recovered(session, black_box.train) for session in sessions if session.turns], logs / STORE)
+    _write([_recovered(session, train) for session in sessions if session.turns], logs / STORE)
 
 
 def _new_names(names: tuple[str, ...], tap: Tap, *, resumes: bool) -> tuple[str, ...]:
@@ -141,12 +141,12 @@ def recover(logs: tuple[Path, ...], config: Path, out: Path) -> None:
 def _recover(cell: Cell, logs: tuple[Path, ...], out: Path) -> None:
     from slime_plugin.tap.tap import LOG_SUFFIX
 
-    tap, black_box = _tap(cell, Path())
+    tap, train = _tap(cell, Path())
     paths = [file for path in logs for file in (sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path])]
     if not paths:
         raise click.UsageError(f"there is no *{LOG_SUFFIX} in {', '.join(map(str, logs))}")
     histories = [tap.read(path) for path in paths]
-    _write([_recovered(history, black_box.train) for history in histories if history.turns], out)
+    _write([_recovered(history, train) for history in histories if history.turns], out)
 
 
 @tap.command()
@@ -179,10 +179,7 @@ def run(
     given = {} if config is None else read_yaml(config)
     value = merged(given, {"harness": {"type": harness}})
     cell = with_engine(parse_cell(value, overrides, str(config or "the command line")), engine)
-    try:
-        record = asyncio.run(_run(cell, task, answers, out))
-    except asyncio.CancelledError:
-        raise click.Abort from None
+    record = run_async(_run(cell, task, answers, out))
     draw_staircase(record, console())
     meta = record.meta
     reason = "" if meta.report.error is None else f": {meta.report.error}"
@@ -214,19 +211,14 @@ async def _run(cell: Cell, task: str, answers: tuple[str, ...], out: Path) -> Re
     return record
 
 
-def _tap(cell: Cell, logs: Path) -> tuple[Tap, BlackBox]:
-    """The tap of a cell, and the settings of its agent; the default ones for an editor."""
-    from slime_plugin.agents import any_thread_of, driver_for
-    from slime_plugin.agents.environment import MODEL
-    from slime_plugin.rollout.chat import load_chat
-    from slime_plugin.rollout.environment import check_model
-    from slime_plugin.tap.tap import Tap
+def _tap(cell: Cell, logs: Path) -> tuple[Tap, Train]:
+    """The tap of a cell, and what is trained; the defaults for an editor."""
+    from slime_plugin.agents import driver_for
+    from slime_plugin.agents.environment import make_tap
+    from slime_plugin.rollout.environment import open_chat
 
-    chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
     driver = driver_for(cell.harness)
-    black_box = BlackBox() if driver is None else driver.settings
-    keep_thoughts, thread_of = black_box.thoughts == "keep", any_thread_of(driver)
-    return Tap(chat, cell.rollout, logs, model=MODEL, thread_of=thread_of, keep_thoughts=keep_thoughts), black_box
+    return make_tap(cell, driver, open_chat(cell), logs), Train() if driver is None else driver.settings.train
 
 
 def _recovered(history: SessionHistory, train: Train) -> Record:

@@ -28,6 +28,8 @@ PLUGIN_FILE = "plugin.yaml"
 SECRET_SUFFIXES = ("wandb-key", "api-key")
 LOG_PROBS_CHUNK = 4096
 """Tokens. With 98,304 tokens on 4 ranks the copy would take 15 GB."""
+_MAY_BE_OTHER = ("--log-probs-chunk-size",)
+"""Flags with a default here, which ``cluster.flags`` may change: no setting of the cell depends on them."""
 SPARE_TOKENS = 8
 """Tokens that an engine may hold beyond the longest context, so that its own limit is never reached."""
 
@@ -53,6 +55,7 @@ def slime_flags(cell: Cell, run: Path, mode: Mode = "train") -> list[Flag]:
     """The command line of a job whose folder is ``run``."""
     rows = _rows(cell, run.resolve(), mode)
     flags = [_flag(*row) for row in rows if row[1] is not None and row[1] is not False]
+    flags = [flag for flag in flags if flag.name not in _MAY_BE_OTHER or flag.name[2:] not in cell.cluster.flags]
     taken = {flag.name: flag.why for flag in flags}
     for key, value in cell.cluster.flags.items():
         where = f"cluster.flags.{key}"
@@ -66,7 +69,7 @@ def slime_flags(cell: Cell, run: Path, mode: Mode = "train") -> list[Flag]:
                 "variable, such as WANDB_API_KEY"
             )
         if flag.name in taken:
-            raise ConfigError(f"{where}: the cell decides about {flag.name} ({taken[flag.name]})")
+            raise ConfigError(f"{where}: {flag.name} is set by the cell ({taken[flag.name]}); leave it out here")
         if value is not False:
             flags.append(flag)
     for flag in flags:
@@ -144,7 +147,7 @@ def _rollouts(cell: Cell, mode: Mode) -> list[FlagRow]:
         ("prompt-data", cell.require_questions().resolve(), "rollout.questions"),
         ("input-key", "question", "the format of questions"),
         ("label-key", "answers", "the format of questions"),
-        ("rollout-shuffle", True, "every epoch in an order of its own"),
+        ("rollout-shuffle", True, "reshuffled every epoch"),
         ("rollout-seed", trainer.seed, "trainer.seed"),
         ("num-rollout", *iterations),
         ("rollout-batch-size", trainer.prompts, "trainer.prompts"),
@@ -207,7 +210,7 @@ def _parallelism(cell: Cell, architecture: Architecture) -> list[FlagRow]:
         ("recompute-granularity", "full" if trainer.recompute else None, "trainer.recompute"),
         ("recompute-method", "uniform" if trainer.recompute else None, "trainer.recompute"),
         ("recompute-num-layers", 1 if trainer.recompute else None, "trainer.recompute"),
-        ("use-dynamic-batch-size", True, "rows differ in length by far"),
+        ("use-dynamic-batch-size", True, "row lengths vary widely"),
         ("max-tokens-per-gpu", trainer.batch_tokens, "trainer.batch_tokens"),
         ("balance-data", True, "replicas get even shares"),
         ("actor-num-nodes", cluster.trainer_nodes, "cluster.nodes, cluster.rollout_nodes"),

@@ -48,8 +48,8 @@ def allocator_problems(args: Namespace, environment: Mapping[str, str]) -> Itera
             yield f"{name}: expandable segments do not work with --offload-train; leave them out"
     if environment.get("SLIME_ENABLE_EXPANDABLE_SEGMENTS") == "1":
         yield (
-            "SLIME_ENABLE_EXPANDABLE_SEGMENTS: is 1, which does not work with --offload-train; unset it, or give the "
-            "engines nodes of their own (cluster.rollout_nodes)"
+            "SLIME_ENABLE_EXPANDABLE_SEGMENTS: is 1, which does not work with --offload-train; unset it, or let the "
+            "ranks keep their memory"
         )
 
 

@@ -34,11 +34,11 @@ def job_problems(cell: Cell) -> Iterator[str]:
             f"trainer.lr_warmup: {cell.trainer.lr_warmup} of {cell.trainer.total_steps} update steps; it has to end "
             "before the job does"
         )
-    yield from _uneven_replicas(cell, architecture)
+    yield from _uneven_replicas(cell)
     if architecture.vocabulary % cell.trainer.tp:
         yield (
             f"trainer.tp: {cell.trainer.tp} ranks do not divide the vocabulary of {architecture.vocabulary}; slime "
-            "would count the columns that fill it up as tokens; choose a divisor"
+            "would count padding columns as tokens; choose a divisor"
         )
     if architecture.groups % cell.cluster.engine_gpus and cell.cluster.engine_gpus % architecture.groups:
         yield (
@@ -48,8 +48,8 @@ def job_problems(cell: Cell) -> Iterator[str]:
 
 
 def missing_here(cell: Cell) -> Iterator[str]:
-    """Files, keys and programs that a job needs and this machine does not have; the command line can be made without
-    them."""
+    """Files, code, keys and programs that a job needs and this machine does not have. The command line can be made
+    without them."""
     if cell.model is not None:
         if not cell.model.is_dir():
             yield f"model: there is no folder {cell.model}; launch/prepare.sh says how to get it"
@@ -77,7 +77,7 @@ def _local_only(cell: Cell) -> Iterator[str]:
         yield from lost_on_resume(cell)
 
 
-def _uneven_replicas(cell: Cell, architecture: Architecture) -> Iterator[str]:
+def _uneven_replicas(cell: Cell) -> Iterator[str]:
     trainer, cluster = cell.trainer, cell.cluster
     ranks = trainer.parallel.ranks
     if cluster.trainer_gpus % ranks:
@@ -98,8 +98,8 @@ def _uneven_replicas(cell: Cell, architecture: Architecture) -> Iterator[str]:
     if rollouts < least:
         yield (
             f"trainer.steps: {rollouts} rollouts per step (trainer.prompts {trainer.prompts} x rollout.samples "
-            f"{cell.rollout.samples} / trainer.steps {trainer.steps}) for {replicas} replicas that need {least}; ask "
-            "more prompts, take fewer steps, or split the model over more ranks"
+            f"{cell.rollout.samples} / trainer.steps {trainer.steps}) for {replicas} replicas that need {least}; "
+            "raise trainer.prompts, lower trainer.steps, or split the model over more ranks"
         )
     elif rollouts % replicas:
         yield (

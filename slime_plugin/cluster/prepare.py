@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import write_atomically
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.questions import read_questions
-from slime_plugin.run.files import write_atomically
 
 ANSWERS = ("answers", "golden_answers", "answer", "label")
 """Names of the field with the answers in common data sets: a list of texts, or one text."""
@@ -49,8 +49,7 @@ def prepare(files: Sequence[Path], out: Path, share: float = 0.02, answers: str 
     for path, text in texts.items():
         if path.exists() and path.read_bytes() != text:
             raise ConfigError(
-                f"{path}: is there, and made from other questions or with another --dev; move it away, or name "
-                "another --out"
+                f"{path}: exists, from other questions or another --dev; move it away, or name another --out"
             )
     out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
@@ -75,7 +74,7 @@ def read_all(files: Sequence[Path], answers: str = "answers") -> list[Question]:
 def split_questions(questions: Sequence[Question], share: float) -> Split:
     """Split by a hash of the text, so that the share of the dev set is approximate."""
     if not 0 < share < 1:
-        raise ConfigError(f"--dev: {share:g} is no share between 0 and 1")
+        raise ConfigError(f"--dev: {share:g} is not a share between 0 and 1")
     seen: dict[str, Question] = {}
     split = Split([], [], [], [])
     for question in questions:
@@ -120,10 +119,8 @@ def main(words: Sequence[str] | None = None) -> None:
     print(f"{args.out / DEV}: {len(split.dev):,} questions")
     if split.repeated:
         some = ", ".join(question.id for question in split.repeated[:5]) + (", ..." if len(split.repeated) > 5 else "")
-        print(
-            f"left out: {len(split.repeated):,} that had been asked before ({some}), {len(split.contradicted):,} of "
-            "them with other answers"
-        )
+        others = f"{len(split.contradicted):,} of them with other answers"
+        print(f"skipped {len(split.repeated):,} duplicates ({some}), {others}")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from slime_plugin.config.cluster import Cluster
 from slime_plugin.config.evaluation import Evaluation
 from slime_plugin.config.frozen import File, Frozen
 from slime_plugin.config.harness import Harness, SearchR1
-from slime_plugin.config.method import Mask4d, Method
+from slime_plugin.config.method import Mask4d, MethodSettings
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.reward import ExactMatch, Reward
-from slime_plugin.config.rollout import Engine, Rollout
+from slime_plugin.config.rollout import EngineSettings, Rollout
 from slime_plugin.config.tools import Tools
 from slime_plugin.config.tracking import Tracking
 from slime_plugin.config.trainer import Trainer
@@ -29,12 +29,12 @@ class Cell(Frozen):
     """Folder of a Hugging Face checkpoint with its tokenizer: the policy."""
     harness: Harness = SearchR1()
     """How the live context is edited during a rollout: one of the two switches."""
-    method: Method = Mask4d()
+    method: MethodSettings = Mask4d()
     """How a rollout is turned into training input: the other switch."""
 
     rollout: Rollout = Rollout()
     """How rollouts are sampled."""
-    engine: Engine = Engine()
+    engine: EngineSettings = EngineSettings()
     """The server that samples them."""
     tools: Tools = ()
     """Tools that the policy may call."""

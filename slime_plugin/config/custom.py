@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler
@@ -58,7 +59,12 @@ class _ByType:
 
 
 BY_TYPE = _ByType()
-"""Annotates a union of models, of which ``type`` chooses one: ``Annotated[TcRag | CustomEditor, BY_TYPE]``."""
+"""Annotates a union of models, of which ``type`` chooses one: ``Annotated[TcRag | CustomHarness, BY_TYPE]``."""
+
+
+def built_in(package: str, constant: str, names: Iterable[str]) -> dict[str, Any]:
+    """What the modules of a package define as ``constant``, by the name of the module, which is a ``type``."""
+    return {name: getattr(importlib.import_module(f"{package}.{name}"), constant) for name in names}
 
 
 def load_object(path: str, where: str) -> Any:
@@ -76,7 +82,7 @@ def load_object(path: str, where: str) -> Any:
             raise  # the module exists, and something that it imports does not
         raise ConfigError(
             f"{where}: there is no module {error.name!r} for {path!r}; "
-            "it has to be installed, or lie in the folder that the command is run in"
+            "it has to be installed, or be in the folder that the command is run in"
         ) from None
     if not hasattr(module, name):
         public = sorted(word for word in vars(module) if not word.startswith("_"))
@@ -89,7 +95,7 @@ def load_class(custom: Custom, base: type[Base], where: str, settings: type[Froz
     loaded = load_object(custom.type, f"{where}.type")
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         package = base.__module__.rpartition(".")[0]  # which exports it
-        raise ConfigError(f"{where}.type: {custom.type} is no subclass of {package}.{base.__name__}")
+        raise ConfigError(f"{where}.type: {custom.type} is not a subclass of {package}.{base.__name__}")
     if missing := sorted(getattr(loaded, "__abstractmethods__", ())):
         raise ConfigError(f"{where}.type: {custom.type} does not define {', '.join(missing)}; name a class that does")
     return loaded, _parse_settings(custom, loaded, where, settings)

@@ -24,7 +24,7 @@ class Evaluation(Frozen):
     samples: int = Field(default=1, ge=1)
     """Rollouts per question."""
     temperature: float = Field(default=1.0, ge=0)
-    """Of sampling."""
+    """Sampling temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: the most likely tokens with this share of the probability."""
     top_k: int | None = Field(default=None, ge=1)

@@ -115,9 +115,9 @@ class Mistake:
     """One error in a configuration."""
 
     keys: tuple[str, ...]
-    """Its place, as written in the file."""
+    """Path of its key, as written in the file."""
     text: str
-    """Place, error and remedy."""
+    """Key, error and remedy."""
 
 
 def load_config(path: str | Path, model: type[Model]) -> Model:
@@ -158,8 +158,8 @@ def parse_config(value: Any, model: type[Model], where: str | Callable[[Mistake]
         return model.model_validate(value)
     except ValidationError as error:
         mistakes = [_explain(detail, model, value) for detail in error.errors()]
-    places = [where if isinstance(where, str) else where(mistake) for mistake in mistakes]
-    raise ConfigError("\n".join(f"{place}: {mistake.text}" for place, mistake in zip(places, mistakes, strict=True)))
+    sources = [where if isinstance(where, str) else where(mistake) for mistake in mistakes]
+    raise ConfigError("\n".join(f"{source}: {mistake.text}" for source, mistake in zip(sources, mistakes, strict=True)))
 
 
 def models_in(annotation: Any) -> tuple[type[BaseModel], ...]:
@@ -177,20 +177,20 @@ def tag_of(model: type[BaseModel]) -> str | None:
 
 def _explain(detail: ErrorDetails, model: type[Frozen], value: Any) -> Mistake:
     keys = _written_keys(detail["loc"], value)
-    place = ".".join(keys) or "the whole file"
+    key_path = ".".join(keys) or "the whole file"
     context = detail.get("ctx", {})
     if detail["type"] == "extra_forbidden":
-        text = f"{place}: unknown key; {_suggestion(keys, model, value)}"
+        text = f"{key_path}: unknown key; {_suggestion(keys, model, value)}"
     elif detail["type"] == "missing":
-        text = f"{place}: missing; it has no default"
+        text = f"{key_path}: missing; it has no default"
     elif detail["type"] == "union_tag_invalid":
         known = [tag.strip("'") for tag in str(context["expected_tags"]).split(", ")]
         found = f"there is no {context['tag']!r}" if context["tag"] else "missing"
-        text = f"{place}.type: {found}; use {nearest(context['tag'], known)}"
+        text = f"{key_path}.type: {found}; use {nearest(context['tag'], known)}"
     elif detail["type"] == "value_error":
-        text = f"{place}: {context['error']}"
+        text = f"{key_path}: {context['error']}"
     else:
-        text = f"{place}: {detail['msg']}, but it is {detail['input']!r:.60}"
+        text = f"{key_path}: {detail['msg']}, but it is {detail['input']!r:.60}"
     return Mistake(tuple(keys), text)
 
 
@@ -219,19 +219,19 @@ def _suggestion(keys: list[str], model: type[BaseModel], value: Any) -> str:
         value = _inside(value, part)
     kind = value.get("type") if isinstance(value, dict) else None
     parent = "".join(f"{'0' if part.isdecimal() else part}." for part in block)
-    places = list(_all_keys(model))
-    siblings = [path.removeprefix(parent) for path, tag in places if path.startswith(parent) and tag in (None, kind)]
+    known = list(_all_keys(model))
+    siblings = [path.removeprefix(parent) for path, tag in known if path.startswith(parent) and tag in (None, kind)]
     siblings = [name for name in siblings if "." not in name]
     if difflib.get_close_matches(key, siblings):
         return f"use {nearest(key, siblings)}"
-    types = [tag for path, tag in places if path == parent + key and tag]
+    types = [tag for path, tag in known if path == parent + key and tag]
     if types:
         return f"it belongs to type {' and '.join(types)}"
-    names = [path.rpartition(".")[2] for path, _ in places]
+    names = [path.rpartition(".")[2] for path, _ in known]
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.75)
     others = [
         f"{path!r} of type {tag}" if tag else repr(path)
-        for (path, tag), name in zip(places, names, strict=True)
+        for (path, tag), name in zip(known, names, strict=True)
         if name in close
     ]
     if not others:

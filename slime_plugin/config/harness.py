@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from slime_plugin.config.custom import BY_TYPE, Custom
-from slime_plugin.config.frozen import File, Frozen, models_in
+from slime_plugin.config.frozen import File, Frozen, models_in, tag_of
 from slime_plugin.config.workload import Workload
 
 
@@ -63,7 +63,7 @@ class AgentFold(Frozen):
     keep: int = Field(default=0, ge=0)
     """How many of the last messages stay as they are."""
     summary_tokens: int = Field(default=512, ge=1)
-    """Most tokens of a summary."""
+    """Maximum tokens of a summary."""
     request: str = (
         "The conversation has become long. Summarise everything you have found out so far that is needed to answer the "
         "question. Your summary replaces the conversation, so nothing else of it will be visible."
@@ -125,7 +125,7 @@ class BlackBox(Frozen):
     train: Train = Train()
     """What is trained on besides the task itself."""
     thoughts: Literal["keep", "drop"] = "keep"
-    """``keep``: thoughts of earlier turns stay in the context, also where the agent does not send them back.
+    """``keep``: thoughts of earlier turns stay in the context, even where the agent does not send them back.
     ``drop``: as in Qwen's own chat template, thoughts from before the last question are removed."""
     workspace: File | None = None
     """Folder that is copied for every rollout as the agent's working folder. An empty one if not set."""
@@ -146,7 +146,7 @@ class ClaudeCode(BlackBox):
     background: bool = False
     """Allow commands and subagents that run in the background; when they end depends on the machine."""
     compact_at: int | None = Field(default=None, ge=1)
-    """Context size in tokens at which it compacts. If not set, its own default: the length of the context less the
+    """Context size in tokens at which it compacts. If not set, its own default: the length of the context minus the
     tokens of a turn (at most 20000 of them) and 13000, which is much of a short context."""
 
 
@@ -161,7 +161,7 @@ class OpenCode(BlackBox):
     run without asking for permission."""
     compact_at: int | None = Field(default=None, ge=1)
     """Context size in tokens, with the last turn, at which it compacts. If not set, its own default: the length of the
-    context less the tokens of a turn."""
+    context minus the tokens of a turn."""
     keep_tokens: int | None = Field(default=None, ge=0)
     """Tokens of the last turns that a compaction keeps unchanged. If not set, a quarter of ``compact_at``, within 2000
     to 15000."""
@@ -169,25 +169,20 @@ class OpenCode(BlackBox):
     """Replace old tool results by a note once there are many of them."""
 
 
-class CustomEditor(Custom):
-    """A subclass of ``slime_plugin.rollout.editors.Editor`` of your own; ``docs/extend.md`` walks through one.
+class CustomHarness(Custom):
+    """A subclass of ``slime_plugin.rollout.editors.Editor`` or ``slime_plugin.agents.Driver`` of your own.
 
-    Or of ``slime_plugin.agents.Driver``: a black box of your own.
+    ``docs/extend.md`` walks through both.
     """
-
-    workload: ClassVar = TcRag.workload
 
 
 Harness = Annotated[
-    SearchR1 | TcRag | AgentFold | MemexRL | ClaudeCode | OpenCode | CustomEditor,
+    SearchR1 | TcRag | AgentFold | MemexRL | ClaudeCode | OpenCode | CustomHarness,
     BY_TYPE,
 ]
 
-EDITOR_TYPES: tuple[str, ...] = tuple(
-    model.model_fields["type"].default for model in models_in(Harness) if not issubclass(model, BlackBox | Custom)
-)
+_BY_TYPE = {name: model for model in models_in(Harness) if (name := tag_of(model))}
+EDITOR_TYPES = tuple(name for name, model in _BY_TYPE.items() if not issubclass(model, BlackBox))
 """``type`` of the built-in editors."""
-BLACK_BOXES: tuple[str, ...] = tuple(
-    model.model_fields["type"].default for model in models_in(Harness) if issubclass(model, BlackBox)
-)
+BLACK_BOXES = tuple(name for name, model in _BY_TYPE.items() if issubclass(model, BlackBox))
 """``type`` of the built-in agents."""

@@ -38,7 +38,7 @@ class Mask4d(Frozen):
     packing: Packing = "trie"
     """How branches share a row: every distinct prefix once; side by side; or once per token, which is not exact."""
     budget: int | None = Field(default=None, ge=1)
-    """Most tokens of one row; a larger tree is split over several rows. Unlimited if not set. Only for the trie."""
+    """Maximum tokens of one row; a larger tree is split over several rows. Unlimited if not set. Only for the trie."""
 
     @model_validator(mode="after")
     def _only_a_trie_is_split(self) -> Self:
@@ -53,7 +53,7 @@ class Distillation(Frozen):
     weight: float = Field(default=0.1, ge=0)
     """Coefficient of the KL after warm-up; 0 is exactly the method without a teacher."""
     warmup: float = Field(default=0.2, ge=0, le=1)
-    """Share of the update steps over which the weight ramps up from 0."""
+    """Share of the update steps over which the coefficient ramps up from 0."""
     top_k: int | None = Field(default=None, ge=1)
     """Compare only the teacher's k most likely tokens and one bucket for the rest. The whole vocabulary if not set."""
     ema: float | None = Field(default=None, gt=0, lt=1)
@@ -79,7 +79,9 @@ class CustomMethod(Custom):
         return hash(self.model_dump_json())
 
 
-Method = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc | CustomMethod, BY_TYPE]
+MethodSettings = Annotated[NaiveCompressed | NaiveFull | LogitTree | Mask4d | Sdcc | CustomMethod, BY_TYPE]
 
-METHODS = cast("dict[str, Method]", {name: model() for model in models_in(Method) if (name := tag_of(model))})
+METHODS = cast(
+    "dict[str, MethodSettings]", {name: model() for model in models_in(MethodSettings) if (name := tag_of(model))}
+)
 """The defaults of every method by its name, in the order in which they are compared."""

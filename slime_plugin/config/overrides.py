@@ -119,14 +119,14 @@ def _apply(override: _Override, value: dict[str, Any]) -> bool:
 
 def _key(override: _Override, depth: int, block: Any) -> Any:
     """The key of an override at that depth: a name in a block, an index in a list."""
-    key, place = override.keys[depth], ".".join(override.keys[:depth])
+    key, key_path = override.keys[depth], ".".join(override.keys[:depth])
     if isinstance(block, dict):
         return key
     if not isinstance(block, list):
-        raise override.error(f"{place} is {block!r:.40}, which has no {key!r} in it")
+        raise override.error(f"{key_path} is {block!r:.40}, which has no {key!r} in it")
     if not (key.isascii() and key.isdecimal() and int(key) < len(block)):
-        valid = f"use a number from 0 to {len(block) - 1}" if block else f"set all of it: {place}=[...]"
-        raise override.error(f"{place} has {len(block)} entries, and none is {key!r}; {valid}")
+        valid = f"use a number from 0 to {len(block) - 1}" if block else f"set all of it: {key_path}=[...]"
+        raise override.error(f"{key_path} has {len(block)} entries, and none is {key!r}; {valid}")
     return int(key)
 
 
@@ -156,7 +156,7 @@ def _default_block(field: FieldInfo | None) -> Any:
 
 
 def _source(mistake: Mistake, overrides: Sequence[_Override], where: str) -> str:
-    """The last override at the place of a mistake, or around it; otherwise the file."""
+    """The last override at the key of a mistake, or around it; otherwise the file."""
     for override in reversed(overrides):
         common = min(len(override.keys), len(mistake.keys))
         if common and override.keys[:common] == mistake.keys[:common]:

@@ -18,7 +18,7 @@ class Rollout(Frozen):
     """Turns, budgets and sampling, with the paper's settings."""
 
     questions: File | None = None
-    """JSON lines with ``question``, ``answers`` (a list) and, if you like, ``id``."""
+    """JSON lines with ``question``, ``answers`` (a list) and, optionally, ``id``."""
     samples: int = Field(default=16, ge=1)
     """Rollouts per question: the group over which advantages are computed."""
     concurrency: int = Field(default=64, ge=1)
@@ -55,7 +55,7 @@ class Rollout(Frozen):
     policy: a missing key, a rate limit, a service that is down. 1 never stops."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """Of sampling and of the logged log-probabilities; training needs 1."""
+    """Sampling temperature, also that of the logged log-probabilities; training needs 1."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: the most likely tokens with this share of the probability; training needs 1."""
     top_k: int | None = Field(default=None, ge=1)
@@ -63,7 +63,7 @@ class Rollout(Frozen):
     so that top_p and top_k make training off-policy."""
 
 
-class Engine(Frozen):
+class EngineSettings(Frozen):
     """The SGLang server, or the router in front of several."""
 
     url: Url | None = None

@@ -39,7 +39,7 @@ class Bm25(Frozen):
 
     type: Literal["bm25"] = "bm25"
     corpus: File
-    """JSON lines with ``text`` and, if you like, ``title`` and ``id``."""
+    """JSON lines with ``text`` and, optionally, ``title`` and ``id``."""
     k1: float = Field(default=1.5, ge=0)
     """Saturation of the term frequency: higher values count repeated words more."""
     b: float = Field(default=0.75, ge=0, le=1)
@@ -141,5 +141,5 @@ class CustomTool(Custom):
     """A class of your own with ``schema`` and ``async __call__``, as in :mod:`slime_plugin.rollout.tools.tool`."""
 
 
-Tool = Annotated[Search | Visit | CustomTool, BY_TYPE]
-Tools = Annotated[tuple[Tool, ...], Field(strict=False)]  # YAML has lists, and a strict tuple refuses them
+ToolSettings = Annotated[Search | Visit | CustomTool, BY_TYPE]
+Tools = Annotated[tuple[ToolSettings, ...], Field(strict=False)]  # YAML has lists, and a strict tuple refuses them

@@ -49,7 +49,7 @@ def evaluation_log(
     rollout_id: int, args: Namespace, data: Mapping[str, Mapping[str, Any]], extra_metrics: dict[str, Any] | None
 ) -> bool:
     """``--custom-eval-rollout-log-function-path``. False: slime logs its own statistics."""
-    record_evaluation(rollout_id, args, data)
+    record_evaluation(rollout_id, args, data, extra_metrics)
     return False
 
 

@@ -91,7 +91,7 @@ def finish(folder: RunFolder, iteration: int, state: dict[str, Any], keep: int) 
             _sync(path)
         draft.rename(folder.checkpoints / f"{iteration:05d}")
         _sync(folder.checkpoints)
-    for old in checkpoints(folder)[:-keep]:  # renamed first: a folder with parts missing is no checkpoint
+    for old in checkpoints(folder)[:-keep]:  # renamed first: a folder with parts missing is not a checkpoint
         (folder.checkpoints / f"{old:05d}").rename(folder.checkpoints / f"{old:05d}.part")
     for path in folder.checkpoints.glob("*.part"):
         shutil.rmtree(path)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
 from slime_plugin.local.sample import recorded_samples
@@ -31,12 +31,12 @@ from slime_plugin.local.score import RecordScore, score_on_rank, summarise_score
 from slime_plugin.local.scorer import CompareSettings, ScoredIteration, Scorer, StartProgress
 from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.record import Meta, Record
+from slime_plugin.run.folder import COMPARISON_VERSION
 from slime_plugin.slime.args import args_of
 from slime_plugin.slime.batch import Batch
 from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.transformer_config import torch_dtype
 
-VERSION = 1
 TIMED_ROLLOUTS = 64
 """Maximum rollouts of a timed iteration: the paper's batch."""
 _UPDATE, _SCORE = 5, 1
@@ -69,7 +69,7 @@ class Comparison:
         methods = {method.type: self._method(method, self.scores_of(i)) for i, method in enumerate(self.scorer.methods)}
         exact = [part["logdiff"] for part in methods.values() if part["exact"] and part["logdiff"]["mean"] is not None]
         return {
-            "version": VERSION,
+            "version": COMPARISON_VERSION,
             "floor": min(exact, key=lambda logdiff: float(logdiff["mean"]), default=None),
             "iterations": [batch.iteration for batch in self.batches],
             "records": len(records),
@@ -90,7 +90,7 @@ class Comparison:
             ],
         }
 
-    def _method(self, method: Method, scores: Sequence[RecordScore]) -> dict[str, Any]:
+    def _method(self, method: MethodSettings, scores: Sequence[RecordScore]) -> dict[str, Any]:
         summary = summarise_scores(self.records, scores)
         off_context = [score.off_context for score in scores]
         return {

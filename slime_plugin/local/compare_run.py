@@ -20,17 +20,17 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.config.method import METHODS, CustomMethod
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import write_atomically
 from slime_plugin.local.scorer import CompareSettings, ScoredIteration, StartProgress, check_records
 from slime_plugin.methods import DENOMINATOR
 from slime_plugin.record import Record, read_entries
 from slime_plugin.record.store import SUFFIX
-from slime_plugin.run.files import write_atomically
 from slime_plugin.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from slime_plugin.local.compare import Comparison
 
-Log = Callable[[str], None]
+OnMessage = Callable[[str], None]
 """Called with a line on what is left out and why."""
 
 
@@ -41,7 +41,7 @@ def compare_run(
     folder: RunFolder,
     settings: CompareSettings = _DEFAULTS,
     progress: StartProgress = lambda total: lambda done: None,
-    log: Log = lambda line: None,
+    log: OnMessage = lambda line: None,
 ) -> dict[str, Any]:
     """Compare methods on the rollouts of a training run, each scored with the weights that sampled it.
 
@@ -63,7 +63,7 @@ def compare_records(
     model: Path,
     settings: CompareSettings = _DEFAULTS,
     progress: StartProgress = lambda total: lambda done: None,
-    log: Log = lambda line: None,
+    log: OnMessage = lambda line: None,
 ) -> dict[str, Any]:
     """Compare methods on records outside a training run, all sampled by one model. Writes into a folder of stores."""
     found = _Inputs()
@@ -86,7 +86,7 @@ class _Inputs:
     skipped: list[int] = field(default_factory=list)
     """Iterations whose weights were removed."""
 
-    def add(self, iteration: int, weights: Path, records: Path, version: str | None, log: Log) -> None:
+    def add(self, iteration: int, weights: Path, records: Path, version: str | None, log: OnMessage) -> None:
         """Add the records of an iteration. ``version`` is that of the weights; if it is None, records have to agree."""
         usable: list[Record] = []
         expected = version
@@ -96,10 +96,8 @@ class _Inputs:
                 log(f"Error: {line}")
             if entry.record is None:
                 left_out["damaged"] += 1
-            elif entry.record.meta.excluded:
-                left_out[entry.record.meta.status] += 1
-            elif entry.record.meta.report.removed:
-                left_out["removed"] += 1
+            elif (cause := entry.record.meta.not_trained) is not None:
+                left_out[cause] += 1
             elif entry.record.meta.report.straddles:
                 left_out["straddling"] += 1
             else:
@@ -112,7 +110,7 @@ class _Inputs:
         if usable:
             self.batches.append(ScoredIteration(iteration, weights, tuple(usable)))
 
-    def add_run(self, folder: RunFolder, limit: int | None, log: Log) -> None:
+    def add_run(self, folder: RunFolder, limit: int | None, log: OnMessage) -> None:
         iterations, versions = folder.iterations(), set(folder.versions())
         self.skipped = [iteration for iteration in iterations if iteration not in versions]
         available = [iteration for iteration in iterations if iteration in versions]
@@ -136,7 +134,7 @@ def _spread(numbers: Sequence[int], limit: int | None) -> list[int]:
     """
     if limit is None or len(numbers) <= limit:
         return list(numbers)
-    return [numbers[round(place)] for place in np.linspace(0, len(numbers) - 1, limit).tolist()]
+    return [numbers[round(index)] for index in np.linspace(0, len(numbers) - 1, limit).tolist()]
 
 
 def _checked_version(record: Record, version: str | None, where: str) -> str | None:
@@ -156,7 +154,7 @@ def _compare(
     found: _Inputs, settings: CompareSettings, progress: StartProgress, folder: RunFolder | None
 ) -> dict[str, Any]:
     if not found.batches:
-        raise MemoryWalkerError("there is no sound record")
+        raise MemoryWalkerError("there is no valid record")
     if DENOMINATOR not in [method.type for method in settings.methods]:
         raise ConfigError(f"{DENOMINATOR} is not among the methods; costs are measured against it")
     first = found.batches[0].model

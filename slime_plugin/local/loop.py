@@ -24,7 +24,7 @@ from slime_plugin.local.metric_lines import iteration_line, step_lines
 from slime_plugin.run import settings
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import Metrics, truncate_metrics
-from slime_plugin.run.processes import Ledger, end_leftovers, is_alive
+from slime_plugin.run.processes import ProcessRegistry, is_alive, terminate_leftovers
 from slime_plugin.run.signals import Interrupt, StopSignals
 from slime_plugin.slime.args import args_of
 
@@ -53,11 +53,11 @@ def train(
     with contextlib.ExitStack() as stack:
         interrupts = stack.enter_context(StopSignals(Interrupt()))
         stack.enter_context(settings.opened(folder, cell, resume=resume, recorded=recorded))
-        end_leftovers(folder.processes)
+        terminate_leftovers(folder.processes)
         begin = max(checkpoint.checkpoints(folder), default=0)
         truncate_metrics(folder, begin)
         if begin >= cell.trainer.iterations:
-            progress.stage(f"done already: {begin} iterations")
+            progress.stage(f"nothing to do: all {begin} iterations are trained")
             return
         metrics = stack.enter_context(Metrics(folder, cell.tracking, cell.to_json()))
         actors = stack.enter_context(_started(cell, folder, begin, recorded, progress, interrupts))
@@ -75,7 +75,7 @@ def _started(
     import ray
 
     progress.stage("starting Ray")
-    ledger = Ledger(folder.processes)
+    registry = ProcessRegistry(folder.processes)
     os.environ.update(
         {
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -86,7 +86,7 @@ def _started(
     )
     actors = None
     try:
-        ledger.update()
+        registry.update()
         ray.init(
             address="local",
             num_cpus=cell.trainer.ranks + 2,
@@ -95,13 +95,13 @@ def _started(
             configure_logging=False,
             object_store_memory=OBJECT_STORE_BYTES,
             _node_ip_address="127.0.0.1",
-            _temp_dir=str(ledger.scratch),
+            _temp_dir=str(registry.scratch),
         )
         interrupts.handle()  # Ray has just installed a handler of its own
-        ledger.update()
-        actors = _Actors(cell, folder, recorded, ledger.scratch)
+        registry.update()
+        actors = _Actors(cell, folder, recorded, registry.scratch)
         actors.start(begin, progress)
-        ledger.update()
+        registry.update()
         yield actors
     except ray.exceptions.RayError as error:
         raise _readable_error(error, None if actors is None else actors.ended_process(), folder) from None
@@ -109,10 +109,10 @@ def _started(
         raise KeyboardInterrupt from None  # Ray's own handler exits on SIGTERM
     finally:
         interrupts.ignore()  # cleaning up takes some seconds
-        ledger.scan()  # what Ray started can be found only as long as Ray runs
+        registry.scan()  # what Ray started can be found only as long as Ray runs
         ray.shutdown()
         interrupts.ignore()  # Ray may have restored its handlers
-        ledger.end()
+        registry.end()
 
 
 class _Actors:

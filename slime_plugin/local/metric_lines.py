@@ -8,15 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_plugin.local.actors import StepResult
-from slime_plugin.train.logdiff import LOGDIFF_KEYS, means
+from slime_plugin.run.metrics import ITERATION_PHASES
+from slime_plugin.train.logdiff import LEAF_KEYS, LOGDIFF_KEYS, means
 from slime_plugin.train.loss import ROLLOUT_KEYS
 from slime_plugin.tree.places import PLACES
 
-_STEP_MEANS = (
-    *("logdiff", "signed_logdiff", "k3", "multiplicative_error"),
-    *("leaves", "leaf_kl", "pinsker", "student_entropy", "teacher_entropy", "entropy_gap"),
-)
-_PHASES = ("generate", "convert", "put", "transfer", "reference", "old", "train", "export", "update", "save")
+_STEP_MEANS = ("logdiff", "signed_logdiff", "k3", "multiplicative_error", *LEAF_KEYS)
 
 
 def step_lines(iteration: int, steps: int, results: Sequence[StepResult]) -> Iterator[dict[str, Any]]:
@@ -43,7 +40,7 @@ def iteration_line(
     for logdiff in logdiffs:
         sums.update({key: logdiff[key] for key in LOGDIFF_KEYS})
     average = means({key: float(sums[key]) for key in LOGDIFF_KEYS})
-    phases = {name: seconds.get(name, 0.0) for name in _PHASES}
+    phases = {name: seconds.get(name, 0.0) for name in ITERATION_PHASES}
     trained_on = phases["reference"] + phases["old"] + phases["train"]
     return {
         "kind": "iteration",

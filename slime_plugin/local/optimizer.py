@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.process_groups_config import ProcessGroupCollection
 
 from slime_plugin.config.trainer import Trainer
 
@@ -19,7 +18,7 @@ DECAY_STEPS = 1
 class Optimizer:
     """Megatron's optimizer and scheduler of this rank."""
 
-    def __init__(self, models: Sequence[torch.nn.Module], trainer: Trainer, groups: ProcessGroupCollection) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], trainer: Trainer) -> None:
         self._clip = trainer.clip_grad
         config = OptimizerConfig(
             optimizer="adam",

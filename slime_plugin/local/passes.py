@@ -12,10 +12,10 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from slime_plugin.hooks import train as hooks
-from slime_plugin.slime.packed_batch import ContextPart, PackedBatch
+from slime_plugin.slime.packed_batch import PackedBatch
 from slime_plugin.slime.training import Training
 from slime_plugin.train.pipeline import run_schedule
-from slime_plugin.train.process_groups import context_group, is_last_stage
+from slime_plugin.train.process_groups import is_last_stage
 
 RolloutData = dict[str, Any]
 """A replica's part of a batch, with slime's keys."""
@@ -33,7 +33,7 @@ class Passes:
         self._args = args
         self._training = training
         self._models = models
-        self._part = ContextPart.of(context_group(training.groups))
+        self._part = training.context_part
         parallel = training.cell.trainer.parallel
         self._multiple = (parallel.tp if parallel.sp else 1) * (2 if parallel.cp > 1 else 1)
         self._device = next(models[0].parameters()).device

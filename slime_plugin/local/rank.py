@@ -21,7 +21,6 @@ from slime_plugin.local.checkpoint import load_state, rng_state, save_state, set
 from slime_plugin.local.optimizer import Optimizer
 from slime_plugin.local.passes import Passes, RolloutData
 from slime_plugin.slime.args import cell_of
-from slime_plugin.slime.packed_batch import ContextPart
 from slime_plugin.slime.packed_model import PackedTreeModel
 from slime_plugin.slime.training import open_training
 from slime_plugin.train.hf_weights import load_weights, save_weights
@@ -29,12 +28,12 @@ from slime_plugin.train.logdiff import add_sums, logdiff_sums
 from slime_plugin.train.loss import SUM_KEYS
 from slime_plugin.train.pipeline import wrap_for_training
 from slime_plugin.train.process_groups import (
-    context_group,
     is_first_stage,
     is_last_stage,
     start_groups,
     sum_over_ranks,
 )
+from slime_plugin.train.ranks import join_world
 from slime_plugin.train.snapshot import MovingAverage, Snapshot
 from slime_plugin.train.transformer_config import torch_dtype, transformer_config
 
@@ -57,7 +56,7 @@ class Rank:
         if updates:
             self.models = wrap_for_training(models[0].config, models, self.groups)
             self._reference = Snapshot(self.models) if cell.objective.kl else None
-            self._optimizer = Optimizer(self.models, trainer, self.groups)
+            self._optimizer = Optimizer(self.models, trainer)
         self.configure(args)
 
     def configure(self, args: Namespace) -> None:
@@ -109,7 +108,7 @@ class Rank:
 
     def _own(self, data: RolloutData) -> Iterator[Tensor]:
         """Yield for each row which of its response tokens are this rank's."""
-        part = ContextPart.of(context_group(self.groups))
+        part = self.training.context_part
         for length, response in zip(data["total_lengths"], data["response_lengths"], strict=True):
             yield torch.from_numpy(part.predicted(length, response)[1]).long()
 
@@ -138,7 +137,7 @@ class Rank:
             grad_norm=optimizer.apply(),
             lr=rate,
             sdcc_weight=0.0 if distiller is None else distiller.coefficient,
-            sdcc_off=None if distiller is None else distiller.schedule.why_off,
+            sdcc_off=None if distiller is None else distiller.schedule.off_reason,
         )
 
     def export(self, folder: Path) -> None:
@@ -215,12 +214,7 @@ class RankActor(Rank):
 
     def start(self, rendezvous: Path, world: int) -> int:
         """Join the other ranks by the same file, and load the model. Return the replica of this rank."""
-        if torch.cuda.is_available():
-            torch.cuda.set_device(0)  # Ray shows each rank one GPU
-        else:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=self._number, world_size=world)
+        join_world(rendezvous, self._number, world, device=0)  # Ray shows each rank one GPU
         super().__init__(Namespace(**self._settings))
         return self.replica()
 

@@ -58,7 +58,7 @@ def questions_of(questions: Sequence[Question], prompts: int, iteration: int, se
     per_epoch = len(questions) // prompts
     if not per_epoch:
         raise ConfigError(
-            f"trainer.prompts is {prompts}, but {path} has {len(questions)} questions; ask fewer per iteration"
+            f"trainer.prompts is {prompts}, but {path} has {len(questions)} questions; lower trainer.prompts"
         )
     epoch, batch = divmod(iteration, per_epoch)
     order = np.random.default_rng([seed, epoch]).permutation(len(questions))

@@ -141,23 +141,23 @@ def _record_score(
     if wrong.size:
         raise MemoryWalkerError(
             f"{rollout.record.label}: the model gives token {int(wrong[0])} no finite log-probability; are the weights "
-            f"in {cell.model} sound, and is {torch_dtype(cell.trainer.dtype)} wide enough for them?"
+            f"in {cell.model} intact, and is {torch_dtype(cell.trainer.dtype)} wide enough for them?"
         )
     sizes = (layout.lost, layout.tokens, layout.teacher_tokens, layout.off_context)
     return RecordScore(trained, logprobs[trained], leaf_kl[np.concatenate([*leaves, trained[:0]])], *sizes)
 
 
 def summarise_scores(records: Sequence[Record], scores: Sequence[RecordScore]) -> dict[str, Any]:
-    """Return the logdiff over all tokens, by place and by junction, and the KL at the leaves."""
-    signed_parts, places, junctions = [], [], []
+    """Return the logdiff over all tokens, by place and by layer, and the KL at the leaves."""
+    signed_parts, places, layers = [], [], []
     lost: Counter[str] = Counter()
     for record, score in zip(records, scores, strict=True):
         trajectory = Trajectory.of(record)
         signed_parts.append(score.logprobs - record.logprobs[score.tape])
         places.append(places_of(trajectory)[score.tape])
-        junctions.append(trajectory.born[score.tape])
+        layers.append(trajectory.born[score.tape])
         lost.update(score.lost)
-    signed, place, junction = (np.concatenate(parts) for parts in (signed_parts, places, junctions))
+    signed, place, layer = (np.concatenate(parts) for parts in (signed_parts, places, layers))
     logdiff = np.abs(signed)
     sums = logdiff_sums(torch.from_numpy(signed), torch.zeros(len(signed)), torch.from_numpy(place))
     average = means({key: float(value) for key, value in sums.items()})
@@ -175,8 +175,8 @@ def summarise_scores(records: Sequence[Record], scores: Sequence[RecordScore]) -
             if (place == i).any()
         },
         "junctions": [
-            {"junction": k, "tokens": int((junction == k).sum()), **_over(logdiff[junction == k])}
-            for k in np.unique(junction).tolist()
+            {"junction": k, "tokens": int((layer == k).sum()), **_over(logdiff[layer == k])}
+            for k in np.unique(layer).tolist()
         ],
         "leaves": {
             "number": len(leaf_kl),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import METHODS, Method
+from slime_plugin.config.method import METHODS, MethodSettings
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.config.trainer import Dtype, Trainer
@@ -23,7 +23,7 @@ StartProgress = Callable[[int], Callable[[int], None]]
 class Scorer:
     """How records are scored, by whatever weights."""
 
-    methods: tuple[Method, ...] = tuple(METHODS.values())
+    methods: tuple[MethodSettings, ...] = tuple(METHODS.values())
     parallel: Parallelism = field(default_factory=Parallelism)
     dtype: Dtype | None = None
     batch_tokens: int = 8192
@@ -31,7 +31,7 @@ class Scorer:
     objective: Objective = field(default_factory=Objective)
     """Objective of the training that is timed."""
 
-    def cell(self, model: Path, method: Method) -> Cell:
+    def cell(self, model: Path, method: MethodSettings) -> Cell:
         """Return the cell that trains a model by this method."""
         p = self.parallel
         split = {"tp": p.tp, "pp": p.pp, "cp": p.cp, "sp": p.sp, "batch_tokens": self.batch_tokens}

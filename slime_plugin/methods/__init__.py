@@ -17,13 +17,12 @@ To add one: its settings in ``config/method.py``, and a file here that is named 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from slime_plugin.config import method as config
-from slime_plugin.config.custom import NoSettings, load_class
+from slime_plugin.config.custom import NoSettings, built_in, load_class
 from slime_plugin.config.method import METHODS, Distillation
 from slime_plugin.errors import LayoutError
 from slime_plugin.methods.base import Method, TrainedTokens
@@ -36,19 +35,19 @@ from slime_plugin.tree import Trajectory
 
 DENOMINATOR = config.NaiveCompressed().type
 """The method that costs are measured against."""
+_BUILT_IN: dict[str, type[Method[Any]]] = built_in(__name__, "METHOD", METHODS)
 
 
 @functools.lru_cache(maxsize=64)
-def method_of(settings: config.Method) -> Method[Any]:
+def method_of(settings: config.MethodSettings) -> Method[Any]:
     """Return the method of a configuration: a file of this package, or the user's own."""
     if isinstance(settings, config.CustomMethod):
         custom, own_settings = load_class(settings, Method, "method")
         return custom(own_settings, settings.type)
-    built_in: type[Method[Any]] = importlib.import_module(f"{__name__}.{settings.type}").METHOD
-    return built_in(settings, settings.type)
+    return _BUILT_IN[settings.type](settings, settings.type)
 
 
-def lay_out(record: Record | Trajectory, method: config.Method) -> Layout:
+def lay_out(record: Record | Trajectory, method: config.MethodSettings) -> Layout:
     """Return the rows of a record. Tokens that the record counts as untrained are lost under every method."""
     trajectory = record if isinstance(record, Trajectory) else Trajectory.of(record)
     layout = method_of(method).lay_out(trajectory)

@@ -1,7 +1,7 @@
 """What a method is: how the record of a rollout becomes training input, and what that costs.
 
 One file per method. A method declares what it needs; conversion, training, scoring, planning and reports read the
-declaration and know no method by name. A method of one's own is a subclass, named in a configuration by import path
+declaration and know no method by name. A custom method is a subclass, named in a configuration by import path
 (``method: {type: package.module:Name}``); ``docs/extend.md`` walks through one.
 """
 
@@ -60,7 +60,7 @@ class Method(Generic[SettingsType]):
 
     @property
     def only_scored(self) -> bool:
-        """Rows have an attention mask of their own (``Row.lifetimes``): they can be scored, and not be trained."""
+        """Rows have an attention mask of their own (``Row.visible``): they can be scored, and not be trained."""
         return False
 
     @property
@@ -100,7 +100,7 @@ class Method(Generic[SettingsType]):
     def columns(self, trajectory: Trajectory, row: Row) -> Mapping[str, np.ndarray]:
         """Return [N] numbers for the tokens of a row, by name. They travel beside the tokens to :meth:`token_factors`.
 
-        Every row has the same names, also the row without loss of a rollout that has nothing to train.
+        Every row has the same names, including the row without loss of a rollout that has nothing to train.
         """
         return {}
 

@@ -23,7 +23,7 @@ _EPSILON = 1e-6
 
 
 def group_advantages(metas: Sequence[Meta], *, std: bool = True) -> np.ndarray:
-    """[rollouts] reward less the mean of the group; NaN for an excluded rollout."""
+    """[rollouts] reward minus the mean of the group; NaN for an excluded rollout."""
     _check(metas)
     advantages = np.full(len(metas), np.nan)
     groups: dict[object, list[int]] = {}

@@ -2,35 +2,32 @@
 
 A plain sequence is the row whose parent is ``i - 1``; a tree is a row whose parents are not. The position id of a
 token is its depth under its root, and its loss, if it has one, is the log-probability of the token given the path
-that ends at its parent. Legend: N tokens of a row, L tape tokens, K edits.
+that ends at its parent. Legend: N tokens of a row, L tape tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 from slime_plugin.record import Record
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, read_only
-from slime_plugin.tree import Trajectory, Trie
+from slime_plugin.tree import Trie
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetimes:
-    """Which tokens a query of the union row may see: those before it in the view of its own layer."""
-
-    layer: IntArray
-    """[N] the layer in which the token first appears."""
-    rank: IntArray
-    """[K+1, N] its index in each view, -1 where it is not in it."""
+class Visible(Protocol):
+    """An attention mask that is not a tree, in a form that is smaller than the mask."""
 
     def mask(self) -> BoolArray:
         """[N, N] whether query i sees key j."""
-        rank_of_key = self.rank[self.layer]  # [N, N] index of key j in the view of query i
-        own = np.diagonal(rank_of_key)[:, None]
-        return (rank_of_key >= 0) & (rank_of_key <= own)
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``memorywalker layout --json`` adds to the row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,8 @@ class Row:
     """[N] as logged at decode time; NaN where there is no loss."""
     weight: FloatArray
     """[N] token weight (:func:`token_weights`); 1 where there is no loss."""
-    lifetimes: Lifetimes | None = None
-    """Only for the union packing, whose attention is not a tree."""
+    visible: Visible | None = None
+    """The attention mask, of a method that is only scored; None: each token sees its path from the root."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -74,16 +71,15 @@ class Layout:
 
     method: str
     rows: tuple[Row, ...]
-    packing: str | None = None
     teachers: tuple[Teacher, ...] = ()
     lost: Mapping[str, int] = field(default_factory=dict)
     """Sampled tokens that are not trained, by cause. Every sampled token is either trained once or counted here."""
     off_context: int | None = 0
-    """Trained tokens that are conditioned on something else than what they were sampled under. None for the union
-    packing, where the visible tokens are right and their hidden states are not."""
+    """Trained tokens that are conditioned on something else than what they were sampled under. None where the visible
+    tokens are right and their hidden states are not."""
 
     @classmethod
-    def left_out(cls, method: str, record: Record, cause: str) -> Layout:
+    def all_lost(cls, method: str, record: Record, cause: str) -> Layout:
         """Of a rollout that is not trained: all its sampled tokens are lost to one cause."""
         return cls(method, (), lost={cause: record.sampled} if record.sampled else {})
 
@@ -125,17 +121,17 @@ def token_weights(record: Record) -> FloatArray:
 def chain_row(record: Record, tape: IntArray, loss_mask: BoolArray) -> Row:
     """A plain sequence: each token follows the one before."""
     position = np.arange(tape.size, dtype=np.int32)
-    return _row(record, tape, position - 1, position, loss_mask)
+    return make_row(record, tape, position - 1, position, loss_mask)
 
 
 def trie_row(record: Record, trie: Trie, *, trained: bool = True) -> Row:
     """A prefix tree in depth-first order; without loss if it is not ``trained``."""
-    return _row(record, trie.tape, trie.parent, trie.depth, trie.trained & trained)
+    return make_row(record, trie.tape, trie.parent, trie.depth, trie.trained & trained)
 
 
 def forest_row(record: Record, chains: Sequence[Row]) -> Row:
     """Chains side by side in one row: positions restart at each, and none sees another."""
-    return _row(
+    return make_row(
         record,
         np.concatenate([chain.tape for chain in chains]),
         join_parents([chain.parent for chain in chains]),
@@ -155,33 +151,18 @@ def join_parents(rows: Sequence[IntArray]) -> IntArray:
     return np.concatenate(parts).astype(np.int32)
 
 
-def union_row(trajectory: Trajectory, stop: int) -> Row:
-    """The first ``stop`` tape tokens, each following the one before it in the view of its own layer."""
-    record = trajectory.record
-    tape = np.arange(stop, dtype=np.int32)
-    parent = np.full(stop, -1, dtype=np.int32)
-    rank = np.full((trajectory.layers, stop), -1, dtype=np.int32)
-    for k, view in enumerate(trajectory.views):
-        kept = view[view < stop]
-        rank[k, kept] = np.flatnonzero(view < stop)
-        follows = np.concatenate(([-1], view[:-1])).astype(np.int32)
-        here = (trajectory.born[view] == k) & (view < stop)
-        parent[view[here]] = follows[here]
-    lifetimes = Lifetimes(trajectory.born[:stop], read_only(rank))
-    return _row(record, tape, parent, trajectory.depth[:stop], record.generated[:stop], lifetimes)
-
-
-def _row(
+def make_row(
     record: Record,
     tape: IntArray,
     parent: IntArray,
     position: IntArray,
     loss_mask: BoolArray,
-    lifetimes: Lifetimes | None = None,
+    visible: Visible | None = None,
 ) -> Row:
+    """The columns of a row as in :class:`Row`; the others follow from the record."""
     logprobs = np.where(loss_mask, record.logprobs[tape], np.float32(np.nan))
     weight = np.where(loss_mask, token_weights(record)[tape], np.float32(1))
-    row = Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs, weight, lifetimes)
+    row = Row(record.tokens[tape], tape, parent, position, loss_mask, logprobs, weight, visible)
     for column in (row.tokens, tape, parent, position, loss_mask, logprobs, weight):
         read_only(column)
     return row

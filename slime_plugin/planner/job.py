@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
+from slime_plugin.agents import driver_for
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.harness import BlackBox
+from slime_plugin.config.harness import CustomHarness, Harness
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.methods import Computed, Workload, teachers_of
 from slime_plugin.record import Record
+from slime_plugin.rollout.editors import editor_factory
 from slime_plugin.tree import Trajectory, count, diverging_leaves
 
 
@@ -44,15 +46,15 @@ class Assumptions:
     """What the times depend on besides the GPU. ``--assume`` replaces any of them."""
 
     tool_seconds: float = 3.0
-    """s. A search of the live web, or a page fetched and summarised."""
+    """Seconds of a tool call: a web search, or a page fetched and summarised."""
     memory_share: float = 0.6
     """Share of a GPU's bandwidth that decoding reaches: many small kernels read each weight once."""
     prefill_share: float = 0.4
     """Share of a GPU's operations that prefill reaches: some hundred tokens at a time, behind a cached prefix."""
     step_seconds: float = 0.002
-    """s. Scheduling, sampling and HTTP of one decoding step."""
+    """Seconds of scheduling, sampling and HTTP in one decoding step."""
     allreduce_seconds: float = 15e-6
-    """s. One of the two all-reduces per layer of an engine with several GPUs: latency, the bytes are few."""
+    """Seconds of one of the two all-reduces per layer, in an engine with several GPUs: latency, the bytes are few."""
     spread: float = 0.6
     """Standard deviation over mean of the tokens of a rollout: some answer after three turns, some never."""
     link: float = 50e9
@@ -90,12 +92,12 @@ class Job:
     @property
     def concurrency(self) -> int:
         """Rollouts that may run at once."""
-        harness, limit = self.cell.harness, self.cell.rollout.concurrency
-        return min(limit, harness.processes) if isinstance(harness, BlackBox) else limit
+        driver, limit = driver_for(self.cell.harness), self.cell.rollout.concurrency
+        return limit if driver is None else min(limit, driver.settings.processes)
 
     @property
     def evaluation_rollouts(self) -> int:
-        """Of one evaluation; 0 without a file of questions. A file that is not here counts as long enough."""
+        """Of one evaluation; 0 without a file of questions. A file that is not here counts as ``evaluation.limit``."""
         evaluation = self.cell.evaluation
         if evaluation.questions is None or self.cell.cluster.replay is not None:
             return 0
@@ -115,6 +117,13 @@ class Job:
         """T, tokens per rank: a row longer than ``batch_tokens`` gets a micro-batch of its own."""
         trainer = self.cell.trainer
         return max(trainer.batch_tokens, -(-self.rows.longest // trainer.cp))
+
+
+def estimated_workload(harness: Harness) -> Workload:
+    """What the settings of a harness declare or, of one by import path, its class."""
+    if isinstance(harness, CustomHarness):
+        return (driver_for(harness) or editor_factory(harness)()).workload
+    return harness.workload
 
 
 def counted_workload(records: Iterable[Record]) -> Workload:

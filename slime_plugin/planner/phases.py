@@ -1,6 +1,6 @@
 """How long the phases of an iteration take, from the assumptions of a job.
 
-slime samples, then trains, then sends weights, one after the other, also where engines have nodes of their own.
+slime samples, then trains, then sends weights, one after the other, even where engines have nodes of their own.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Decoding:
     rollouts: int
     """At once, per engine."""
     step: float
-    """s per token of each."""
+    """Seconds per token of each rollout."""
     prefill: float
-    """s to prefill the new tokens of one rollout."""
+    """Seconds to prefill the new tokens of one rollout."""
     tokens_per_second: float
     """Of all engines together, while they decode."""
     calls_per_second: float

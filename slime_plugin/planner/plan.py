@@ -9,7 +9,7 @@ from typing import Any
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
 from slime_plugin.methods import METHODS, Computed, Workload, method_of
-from slime_plugin.planner.job import ASSUMPTIONS, Assumptions, Gpu, Job
+from slime_plugin.planner.job import ASSUMPTIONS, Assumptions, Gpu, Job, estimated_workload
 from slime_plugin.planner.memory import (
     BF16,
     GB,
@@ -24,11 +24,11 @@ from slime_plugin.planner.phases import Decoding, Phases, decoding, evaluation_s
 
 PHASES = {
     "sampling": (
-        "engines reading and decoding",
+        "prefill and decoding",
         "more GPUs shorten it, and larger engines (cluster.engine_gpus)",
     ),
-    "tools": ("waiting for tools", "no GPU shortens it; more rollouts at once hide it"),
-    "tail": ("the longest rollout", "no GPU shortens it; only more rollouts per iteration use the wait"),
+    "tools": ("waiting for tools", "more GPUs do not shorten it; more rollouts at once overlap it"),
+    "tail": ("the longest rollout", "more GPUs do not shorten it; more rollouts per iteration overlap it"),
     "update": ("computing updates", "more GPUs shorten it"),
     "exchange": ("exchanging hidden states", "fewer tensor-parallel ranks shorten it (trainer.tp)"),
     "imbalance": ("replicas waiting for the longest rows", "more rollouts per replica and step shorten it"),
@@ -67,7 +67,7 @@ class Plan:
     notes: tuple[str, ...]
 
     @property
-    def saturates(self) -> str:
+    def bottleneck(self) -> str:
         """The phase that takes longest, how to shorten it, and the next one."""
         (first, most), (second, next_most), *_ = sorted(asdict(self.phases).items(), key=lambda phase: -phase[1])
         (name, remedy), (next_name, _) = PHASES[first], PHASES[second]
@@ -85,7 +85,7 @@ class Plan:
             "rollout_seconds": self.phases.rollout,
             "training_seconds": self.phases.training,
         }
-        return inputs | sizes | value | sums | {"saturates": self.saturates}
+        return inputs | sizes | value | sums | {"bottleneck": self.bottleneck, "saturates": self.bottleneck}
 
 
 def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions: Assumptions = ASSUMPTIONS) -> Plan:
@@ -93,7 +93,7 @@ def plan_job(cell: Cell, gpu: Gpu, workload: Workload | None = None, assumptions
 
     ``workload`` replaces the estimate that the harness declares.
     """
-    work = workload or cell.harness.workload
+    work = workload or estimated_workload(cell.harness)
     methods = {
         method.type: method_of(method).cost(work, cell.rollout.context_tokens)
         for method in (*METHODS.values(), cell.method)
@@ -155,8 +155,12 @@ def _notes(job: Job, engine: EngineMemory) -> Iterator[str]:
     if 1 <= engine.contexts < engine.concurrency:
         yield (
             f"an engine holds {engine.contexts:.1f} contexts of {context:,} tokens and is asked for "
-            f"{engine.concurrency} rollouts; if all were that long, some would be read again"
+            f"{engine.concurrency} rollouts; if all were that long, some would be evicted from the KV "
+            "cache and prefilled again"
         )
+    questions = job.cell.evaluation.questions
+    if questions is not None and not questions.is_file() and job.cell.evaluation.limit is None:
+        yield f"evaluation.questions: there is no file {questions}, so that the time of an evaluation is unknown"
     if job.concurrency < min(job.rollouts, job.cell.rollout.concurrency):
         yield (
             f"{job.concurrency} agents run at once (harness.processes), so that {job.rollouts} rollouts take "

@@ -9,7 +9,7 @@ from slime_plugin.record.arrays import Span, View
 from slime_plugin.record.files import Entry, read_entries, read_records
 from slime_plugin.record.interchange import VERSION, dump_record, parse_record
 from slime_plugin.record.meta import KINDS, STATUSES, Edit, Meta, Status
-from slime_plugin.record.report import ConversationReport, RolloutReport, TurnReport
+from slime_plugin.record.rollout_report import ConversationReport, RolloutReport, TurnReport
 from slime_plugin.record.schema import Record
 from slime_plugin.record.store import StoreWriter, scan_store
 

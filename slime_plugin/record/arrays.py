@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,38 @@ def span_positions(spans: Sequence[Span]) -> IntArray:
     positions: IntArray = np.arange(lengths.sum(), dtype=np.int32)
     positions += np.repeat(bounds[:, 0] - offsets.astype(np.int32), lengths)
     return positions
+
+
+def join_spans(spans: Iterable[Span]) -> View:
+    """Drop empty spans and merge adjacent ones.
+
+    >>> join_spans([(0, 2), (2, 5), (5, 5), (7, 8)])
+    ((0, 5), (7, 8))
+    """
+    joined: list[Span] = []
+    for start, stop in spans:
+        if start == stop:
+            continue
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def equal_spans(values: NDArray[Any]) -> list[Span]:
+    """The maximal spans of equal values.
+
+    >>> equal_spans(np.array([3, 3, 1]))
+    [(0, 2), (2, 3)]
+    """
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), values.size]
+    return list(pairwise(edges)) if values.size else []
+
+
+def true_spans(flags: BoolArray) -> list[Span]:
+    """The maximal spans in which all flags are set."""
+    return [(start, stop) for start, stop in equal_spans(flags) if flags[start]]
 
 
 def to_json_floats(array: FloatArray) -> list[float | None]:

@@ -21,7 +21,7 @@ import numpy as np
 from slime_plugin.errors import Defect, printable
 from slime_plugin.record.arrays import BoolArray, FloatArray, IntArray, View, span_positions
 from slime_plugin.record.meta import Edit, Meta
-from slime_plugin.record.report import UNTRAINED, WEIGHTS
+from slime_plugin.record.rollout_report import UNTRAINED, WEIGHTS
 
 LARGEST_LOGPROB = 1e-3
 """Engines in low precision exceed 0 by a rounding error, not by more."""
@@ -170,7 +170,7 @@ def _weight_problem(entry: Any, end: int, length: int) -> str | None:
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= LARGEST_WEIGHT:
         return (
             f"weight {weight!r:.40} of {span} is not a number from 0 to {LARGEST_WEIGHT:g}; give the factor of its "
-            "tokens in the loss, where 1 is what every other token has"
+            "tokens in the loss (default 1)"
         )
     return None
 

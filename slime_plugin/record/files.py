@@ -112,14 +112,14 @@ def _store_entries(path: Path, file: BinaryIO) -> Iterator[Entry]:
 
 def _text_entries(path: Path, data: bytes) -> Iterator[Entry]:
     """One record, or one per line if the whole is none and every line looks like an object."""
-    filled = [(place, line) for place, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    filled = [(line_number, line) for line_number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     could_be_lines = len(filled) > 1 and all(line.lstrip().startswith(b"{") for _, line in filled)
     whole = _parsed(str(path), 0, data)
     if whole.record is not None or not could_be_lines:
         yield whole
         return
-    for number, (place, line) in enumerate(filled):
-        yield _parsed(f"{path}:{place}", number, line)
+    for number, (line_number, line) in enumerate(filled):
+        yield _parsed(f"{path}:{line_number}", number, line)
 
 
 def _parsed(where: str, number: int, text: bytes) -> Entry:

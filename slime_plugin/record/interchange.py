@@ -102,13 +102,13 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_problem(error: json.JSONDecodeError) -> str:
-    place = f"line {error.lineno} column {error.colno} (character {error.pos} of {len(error.doc)})"
+    position = f"line {error.lineno} column {error.colno} (character {error.pos} of {len(error.doc)})"
     if not error.doc.strip():
         return "the text is empty; a record is a JSON object"
     rest = error.doc[error.pos :].rstrip()
     if error.msg.startswith("Unterminated") or any(word.startswith(rest) for word in ("null", "true", "false", "-")):
-        return f"the JSON ends unfinished at {place}; the file was cut off - write it again"
-    return f"not JSON at {place}: {error.msg}"
+        return f"the JSON is truncated at {position}; write the file again"
+    return f"not JSON at {position}: {error.msg}"
 
 
 def _unreadable(problem: str) -> RecordError:

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from slime_plugin.errors import Defect, nearest
-from slime_plugin.record.report import Json as Json
-from slime_plugin.record.report import RolloutReport
+from slime_plugin.record.rollout_report import Json as Json
+from slime_plugin.record.rollout_report import RolloutReport
 
 KINDS = ("pop", "fold", "offload", "retrieve", "restore", "compact", "prune", "unknown", "switch")
 """``unknown``: a rewrite of the context whose cause could not be recovered. ``switch``: another conversation of the
@@ -80,6 +80,11 @@ class Meta:
     @property
     def excluded(self) -> bool:
         return self.status in EXCLUDED
+
+    @property
+    def not_trained(self) -> str | None:
+        """Why no token of the rollout is trained; None for one that is."""
+        return self.status if self.excluded else "removed" if self.report.removed else None
 
     @cached_property
     def report(self) -> RolloutReport:

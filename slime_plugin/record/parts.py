@@ -20,6 +20,8 @@ LARGEST_ID = 2**31 - 1
 """Tokens and positions are int32: the largest vocabularies in use have 2**18 entries."""
 LARGEST_TOTAL = 10**8
 """Maximum positions of all views together: 100 contexts of a million tokens. A small file could claim far more."""
+_WIDTH = 40
+"""Characters of a value in a message."""
 
 
 def as_tokens(value: object) -> IntArray | Defect:
@@ -119,7 +121,7 @@ def as_views(value: object, length: int) -> tuple[View, ...] | Defect:
             )
         views.append(tuple(spans))
     if total > LARGEST_TOTAL:
-        return Defect("views", f"hold {total} positions together, at most {LARGEST_TOTAL} are read; this is no rollout")
+        return Defect("views", f"hold {total} positions in all; the maximum is {LARGEST_TOTAL}")
     return tuple(views)
 
 
@@ -192,8 +194,8 @@ def _described(value: object) -> str:
     return "null" if value is None else f"{type(value).__name__} {_clipped(value)}"
 
 
-def _clipped(value: object, width: int = 40) -> str:
-    if isinstance(value, int) and abs(value) >= 10**width:  # repr of a huge int may itself be refused by Python
+def _clipped(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 10**_WIDTH:  # repr of a huge int may itself be refused by Python
         return f"a number with about {int(value.bit_length() * 0.30103)} digits"
     text = repr(value)
-    return text if len(text) <= width else text[: width - 3] + "..."
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."

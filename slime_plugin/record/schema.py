@@ -1,6 +1,6 @@
 """The record: a tape of tokens, and the views of it under which the policy sampled.
 
-**A token generated in layer k was sampled under exactly the prefix that view k has before it.** A layer is a maximal
+**A token sampled in layer k was conditioned on exactly the tokens that precede it in view k.** A layer is a maximal
 run of turns without an edit, and view k is the live context at the end of layer k, so a token belongs to the layer
 whose view is the first to hold it. Everything a trainer needs follows from that sentence.
 
@@ -36,7 +36,7 @@ from slime_plugin.record.checks import (
 )
 from slime_plugin.record.meta import Edit, Meta
 from slime_plugin.record.parts import as_edits, as_extra, as_flags, as_logprobs, as_meta, as_tokens, as_views
-from slime_plugin.record.report import Json
+from slime_plugin.record.rollout_report import Json
 
 FIELDS = ("version", "tokens", "generated", "logprobs", "views", "edits", "meta")
 """The fields of a record in its interchange form."""
@@ -56,7 +56,7 @@ class Record:
     ...     edits=[Edit("pop", "policy")],
     ... )
     >>> record
-    Record(id=None, 4 tokens, 2 generated, 2 views)
+    Record(id=None, 4 tokens, 2 sampled, 2 views)
     >>> record.view_positions(1).tolist()
     [0, 2, 3]
     """
@@ -66,7 +66,7 @@ class Record:
     generated: BoolArray
     """[L] the policy sampled it."""
     logprobs: FloatArray
-    """[L] logged by the rollout engine at decode time; NaN where not generated."""
+    """[L] logged by the rollout engine at decode time; NaN where not sampled."""
     views: tuple[View, ...]
     """K+1 live contexts, one per layer; the last is the final context, ``H_comp``."""
     edits: tuple[Edit, ...]
@@ -137,8 +137,8 @@ class Record:
     __hash__ = None  # type: ignore[assignment]  # arrays inside: comparable, not hashable
 
     def __repr__(self) -> str:
-        generated = int(self.generated.sum())
-        return f"Record(id={self.meta.id!r}, {len(self)} tokens, {generated} generated, {len(self.views)} views)"
+        sampled = int(self.generated.sum())
+        return f"Record(id={self.meta.id!r}, {len(self)} tokens, {sampled} sampled, {len(self.views)} views)"
 
 
 def _parse(tokens: Any, generated: Any, logprobs: Any, views: Any, edits: Any, meta: Any, extra: Any) -> dict[str, Any]:

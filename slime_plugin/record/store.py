@@ -34,8 +34,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.appending import append_whole
 from slime_plugin.errors import RecordError, StoreError
+from slime_plugin.files import append_whole
 from slime_plugin.record.interchange import VERSION, check_version
 from slime_plugin.record.schema import Record, record_label
 
@@ -48,8 +48,8 @@ _HEADER = struct.Struct("<8sII")
 _FRAME = struct.Struct("<4sIII")
 _CRC = struct.Struct("<I")
 _FRAME_SIZE = _FRAME.size + _CRC.size
-_LARGEST_RAW = 2**28
-"""Bytes. A larger frame is damaged or hostile: no rollout has thirty million tokens."""
+_MAX_RAW_BYTES = 2**28
+"""A larger frame is damaged or hostile: no rollout has thirty million tokens."""
 _LEVEL = 1
 """Of zlib. On byte planes of token ids, level 6 saves 6 % more and takes three times as long."""
 
@@ -210,7 +210,7 @@ def _frames(file: BinaryIO, path: Path, *, is_writer: bool = False) -> Iterator[
         if isinstance(found, _Broken):
             following = _next_frame(file, offset + 1) if found.length is None else offset + found.length
             until = size if following is None else following
-            yield Damage(offset, f"bytes {offset} to {until} are no sound frame; the record in them is lost")
+            yield Damage(offset, f"bytes {offset} to {until} are not a valid frame; the record in them is lost")
             if following is None:
                 return
             offset = following
@@ -229,7 +229,7 @@ class _Unfinished:
     def __str__(self) -> str:
         return (
             f"the file ends after {self.present} of the {self.wanted} bytes of a frame; "
-            "the record being written then is lost, none before it"
+            "only the record being written is lost"
         )
 
 
@@ -319,8 +319,8 @@ def _encode(record: Record) -> bytes:
 
 def _decode(stored: bytes, raw_length: int) -> Record:
     """Inverse of :func:`_encode`. Checks sizes only: the record checks its content."""
-    if raw_length > _LARGEST_RAW:
-        raise _UndecodableError(f"it claims to unpack to {raw_length} bytes, at most {_LARGEST_RAW} are read")
+    if raw_length > _MAX_RAW_BYTES:
+        raise _UndecodableError(f"it claims to unpack to {raw_length} bytes, at most {_MAX_RAW_BYTES} are read")
     unzip = zlib.decompressobj()
     try:
         raw = unzip.decompress(stored, raw_length + 1)

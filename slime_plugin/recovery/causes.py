@@ -4,7 +4,7 @@ Two contexts are compared block by block. What was appended to the older one is 
 the roles of the blocks tell the cause:
 
 =================  ====================================================================================================
-``compaction``     turns were removed; or tool results were, and text that is no tool result replaces them
+``compaction``     turns were removed; or tool results were, and text that is not a tool result replaces them
 ``prune``          tool results were replaced by other text, or removed without replacement
 ``template_strip``  the thoughts of earlier turns were removed
 ``drift``          a turn came back with another meaning, or the system message or tools changed
@@ -116,12 +116,12 @@ def is_returned_summary(before: Sequence[Block], after: Sequence[Block]) -> bool
     it, after the beginning of the context, and in place of turns."""
     if len(before) < 2 or before[-1].turn is None or before[-2].role != "user":
         return False
-    place = next((i for i, block in enumerate(after) if block.turn is before[-1].turn), 0)
-    kept = [block.key for block in before[:place]]
-    between = before[place:-2]
+    index = next((i for i, block in enumerate(after) if block.turn is before[-1].turn), 0)
+    kept = [block.key for block in before[:index]]
+    between = before[index:-2]
     return (
-        0 < place < len(before) - 2
-        and kept == [block.key for block in after[:place]]
+        0 < index < len(before) - 2
+        and kept == [block.key for block in after[:index]]
         and any(block.turn is not None for block in between)
     )
 

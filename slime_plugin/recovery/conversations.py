@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from slime_plugin.recovery.causes import Break, explain, is_returned_summary
-from slime_plugin.recovery.turn_chains import Chain, Chains
+from slime_plugin.recovery.turn_chains import TurnChain, TurnChains
 from slime_plugin.tap.blocks import Block, Turn
 from slime_plugin.tap.context_tree import ContextTree
 
@@ -27,7 +27,7 @@ class Conversation:
 
     kind: TurnKind
     name: str
-    chains: Sequence[Chain]
+    chains: Sequence[TurnChain]
     breaks: Sequence[Break]
     """Between each chain and the next."""
 
@@ -36,7 +36,7 @@ class Conversation:
 class SessionConversations:
     """All conversations of a session."""
 
-    chains: Chains
+    chains: TurnChains
     all: Sequence[Conversation]
     """The user's first; empty if there was no turn."""
     kinds: Mapping[str, TurnKind]
@@ -52,7 +52,7 @@ class _Draft:
     """A conversation as far as it is known: before its breaks are explained."""
 
     kind: TurnKind
-    chains: tuple[Chain, ...]
+    chains: tuple[TurnChain, ...]
 
     @property
     def first(self) -> Turn:
@@ -64,8 +64,8 @@ class _Draft:
 
 def find_conversations(contexts: ContextTree, parents: Mapping[str, str | None]) -> SessionConversations:
     """``parents`` maps each thread to the thread that started it."""
-    chains = Chains(contexts)
-    threads: dict[str, list[Chain]] = defaultdict(list)
+    chains = TurnChains(contexts)
+    threads: dict[str, list[TurnChain]] = defaultdict(list)
     for chain in chains.chains:
         threads[chain.turns[0].thread].append(chain)
     drafts: list[_Draft] = []
@@ -93,7 +93,7 @@ def find_conversations(contexts: ContextTree, parents: Mapping[str, str | None])
     return SessionConversations(chains, found, kinds)
 
 
-def _join(chains: Chains, own: list[Chain], *, is_subagent: bool) -> list[_Draft]:
+def _join(chains: TurnChains, own: list[TurnChain], *, is_subagent: bool) -> list[_Draft]:
     """Join the chains of one thread into conversations, without those that were retried."""
     with_tools = any(chain.turns[0].tools for chain in own)
     drafts: list[_Draft] = []
@@ -117,7 +117,7 @@ def _join(chains: Chains, own: list[Chain], *, is_subagent: bool) -> list[_Draft
     return drafts
 
 
-def _continued(chains: Chains, chain: Chain, drafts: list[_Draft], main: _Draft | None) -> _Draft | None:
+def _continued(chains: TurnChains, chain: TurnChain, drafts: list[_Draft], main: _Draft | None) -> _Draft | None:
     """Return the conversation whose context a chain replaces; None for a title or a summary."""
     ended = [draft for draft in drafts if draft.kind != "auxiliary" and draft.chains[-1].last < chain.first]
     if chain.forked is not None:
@@ -132,13 +132,13 @@ def _continued(chains: Chains, chain: Chain, drafts: list[_Draft], main: _Draft 
     return main if main in ended else None
 
 
-def _contexts_at(chains: Chains, before: Chain, after: Chain) -> tuple[list[Block], list[Block]]:
+def _contexts_at(chains: TurnChains, before: TurnChain, after: TurnChain) -> tuple[list[Block], list[Block]]:
     """The context that one chain ended with, and the prompt of the next."""
     nodes = chains.contexts.nodes
     return chains.own_node(before.turns[-1]).blocks(), nodes[after.turns[0].at].blocks()
 
 
-def _summaries(chains: Chains, drafts: list[_Draft], breaks: Mapping[_Draft, list[Break]]) -> set[str]:
+def _summaries(chains: TurnChains, drafts: list[_Draft], breaks: Mapping[_Draft, list[Break]]) -> set[str]:
     """Return the turns of a thread that wrote the summaries of its compactions."""
     turns = [turn for draft in drafts for turn in draft.turns()]
     side_requests = [draft.chains[0] for draft in drafts if draft.kind == "auxiliary"]

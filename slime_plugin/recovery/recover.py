@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from slime_plugin.record import ConversationReport, Edit, Meta, Record, RolloutReport, Span, TurnReport
+from slime_plugin.record import ConversationReport, Edit, Meta, Record, RolloutReport, Span, TurnReport, View
+from slime_plugin.record.arrays import join_spans
 from slime_plugin.recovery.causes import EDIT_KINDS, Break, Cause
 from slime_plugin.recovery.conversations import Conversation, SessionConversations, TurnKind, find_conversations
-from slime_plugin.recovery.turn_chains import Chains
+from slime_plugin.recovery.turn_chains import TurnChains
 from slime_plugin.tap.blocks import Block, Turn
 from slime_plugin.tap.context_tree import ContextTree, Node
 from slime_plugin.tap.payload import StopReason
@@ -32,7 +33,7 @@ class Recovered:
 
     tokens: list[int]
     logprobs: list[float]
-    views: list[list[Span]]
+    views: list[View]
     edits: list[Edit]
     report: RolloutReport
     reply: str
@@ -46,7 +47,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Visit:
+class _TurnRun:
     """Consecutive turns of one context, with no other conversation in between."""
 
     conversation: Conversation
@@ -67,12 +68,12 @@ def recover(
     trained = {id for id, weight in weight_of.items() if weight > 0}
     tape = _TapeBuilder(conversations.chains, trained)
     edits: list[Edit] = []
-    before: _Visit | None = None
-    for visit in _visits(conversations, trained):
-        leaf = conversations.chains.own_node(visit.turns[-1])
-        if tape.add_view(leaf, visit.conversation) and before is not None:
-            edits.append(_edit(before, visit))
-        before = visit
+    before: _TurnRun | None = None
+    for run in _turn_runs(conversations, trained):
+        leaf = conversations.chains.own_node(run.turns[-1])
+        if tape.add_view(leaf, run.conversation) and before is not None:
+            edits.append(_edit(before, run))
+        before = run
     untrained = Counter(lost)
     for turn in contexts.turns:
         if turn.id not in trained:
@@ -85,14 +86,14 @@ def recover(
     return Recovered(tape.tokens, tape.logprobs, tape.views, edits, report, reply, finish)
 
 
-def _visits(conversations: SessionConversations, trained: set[str]) -> Iterator[_Visit]:
-    """Yield visits in the order of the record: the user's conversation whole, others as far as they are trained."""
+def _turn_runs(conversations: SessionConversations, trained: set[str]) -> Iterator[_TurnRun]:
+    """Yield them in the order of the record: the user's conversation whole, others as far as they are trained."""
     main = conversations.main
     if main is None:
         return
     last = main.chains[-1].last
     others = [
-        (min(chain.first, last), chain.first, _Visit(other, turns, other.breaks[i - 1] if i else None))
+        (min(chain.first, last), chain.first, _TurnRun(other, turns, other.breaks[i - 1] if i else None))
         for other in conversations.all[1:]
         for i, chain in enumerate(other.chains)
         if (turns := _up_to_trained(chain.turns, trained))
@@ -104,13 +105,13 @@ def _visits(conversations: SessionConversations, trained: set[str]) -> Iterator[
         for turn in chain.turns:
             while others and others[0][0] <= turn.number:
                 if turns:
-                    yield _Visit(main, turns, rewritten)
+                    yield _TurnRun(main, turns, rewritten)
                     turns, rewritten = [], None
                 yield others.pop(0)[2]
             turns.append(turn)
         kept = turns if i == len(main.chains) - 1 else _without_summary(turns, conversations, trained)
         if kept:
-            yield _Visit(main, kept, rewritten)
+            yield _TurnRun(main, kept, rewritten)
 
 
 def _up_to_trained(turns: list[Turn], trained: set[str]) -> list[Turn]:
@@ -124,29 +125,29 @@ def _without_summary(turns: list[Turn], conversations: SessionConversations, tra
     return turns[:-1] if drop else turns
 
 
-def _edit(before: _Visit, visit: _Visit) -> Edit:
-    """Return the edit between one visit and the next."""
-    other = next((one for one in (visit.conversation, before.conversation) if one.kind != "main"), None)
+def _edit(before: _TurnRun, run: _TurnRun) -> Edit:
+    """Return the edit between one run of turns and the next."""
+    other = next((one for one in (run.conversation, before.conversation) if one.kind != "main"), None)
     details: dict[str, Any] = {}
-    if visit.rewritten is not None:
-        cause: Cause = visit.rewritten.cause
-        details = {"removed": visit.rewritten.removed, "inserted": visit.rewritten.inserted}
+    if run.rewritten is not None:
+        cause: Cause = run.rewritten.cause
+        details = {"removed": run.rewritten.removed, "inserted": run.rewritten.inserted}
     elif other is not None:
         cause = "subagent" if other.kind == "subagent" else "auxiliary"
     else:
         cause = "unknown"  # another conversation of the user's
-    return Edit(EDIT_KINDS[cause], "harness", {"cause": cause, "conversation": visit.conversation.name, **details})
+    return Edit(EDIT_KINDS[cause], "harness", {"cause": cause, "conversation": run.conversation.name, **details})
 
 
 @dataclass
 class _TapeBuilder:
     """The tape and its views so far."""
 
-    chains: Chains
+    chains: TurnChains
     trained: set[str]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    views: list[list[Span]] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
     sampled: dict[str, Span] = field(default_factory=dict)
     """The sampled tokens of each trained turn, by its id."""
     _spans: dict[int, list[Span]] = field(default_factory=dict)  # by node
@@ -161,7 +162,6 @@ class _TapeBuilder:
         for node in previous.path() if previous is not None else ():
             assert node.block is not None
             known.setdefault(node.block.key, []).extend(self._spans[node.id])
-        view: list[Span] = []
         in_view: set[Span | str] = set()  # spans, and ids of turns
         path = leaf.path()
         for node in path:
@@ -171,11 +171,7 @@ class _TapeBuilder:
             in_view.update(self._spans[node.id])
             if node.block.turn is not None:
                 in_view.add(node.block.turn.id)
-            for span in self._spans[node.id]:
-                if view and view[-1][1] == span[0]:
-                    view[-1] = (view[-1][0], span[1])
-                else:
-                    view.append(span)
+        view = join_spans(span for node in path for span in self._spans[node.id])
         extends = self._leaf is not None and self._leaf in path
         if extends:
             self.views[-1] = view

@@ -17,7 +17,7 @@ from slime_plugin.tap.context_tree import ContextTree, Node
 
 
 @dataclass(eq=False)
-class Chain:
+class TurnChain:
     """Turns that were sampled in one context that only grew."""
 
     turns: list[Turn]
@@ -33,7 +33,7 @@ class Chain:
         return self.turns[-1].number
 
 
-class Chains:
+class TurnChains:
     """The turns of a session, joined into chains."""
 
     def __init__(self, contexts: ContextTree) -> None:
@@ -59,7 +59,7 @@ class Chains:
         """Return the turns in the prompt of a turn."""
         return [block.turn for block in self.contexts.nodes[turn.at].blocks() if block.turn is not None]
 
-    def is_retried(self, chain: Chain) -> bool:
+    def is_retried(self, chain: TurnChain) -> bool:
         """Whether its only turn was sampled once more in the same context, and the client used the other."""
         only = chain.turns[0]
         siblings = [
@@ -69,7 +69,7 @@ class Chains:
         best = max(samples, key=lambda turn: (self._last_use(turn), turn.number))
         return len(chain.turns) == 1 and best is not only
 
-    def replaces(self, chain: Chain) -> bool:
+    def replaces(self, chain: TurnChain) -> bool:
         """Whether a chain that forked is the same conversation with its context rewritten, and not a side request."""
         first, fork = chain.turns[0], chain.forked
         assert fork is not None
@@ -90,19 +90,19 @@ class Chains:
         since = path[path.index(self.own_node(fork)) + 1 :]
         return any(node.block is not None and node.block.role == "assistant" for node in since)
 
-    def is_used_outside(self, chain: Chain) -> bool:
+    def is_used_outside(self, chain: TurnChain) -> bool:
         return any(user not in chain.turns for user in self._users[chain.turns[0].id])
 
-    def _join(self, previous: dict[str, Turn | None]) -> list[Chain]:
+    def _join(self, previous: dict[str, Turn | None]) -> list[TurnChain]:
         followed_by = {turn.id: self._followed(turn) for turn in self.turns}
-        chains: list[Chain] = []
-        open_ends: dict[str, Chain] = {}  # by their last turn
+        chains: list[TurnChain] = []
+        open_ends: dict[str, TurnChain] = {}  # by their last turn
         for turn in self.turns:
             before = previous[turn.id]
             if before is not None and followed_by[before.id] is turn:
                 chain = open_ends.pop(before.id)
             else:
-                chains.append(chain := Chain([], before))
+                chains.append(chain := TurnChain([], before))
             chain.turns.append(turn)
             open_ends[turn.id] = chain
         return chains
@@ -121,10 +121,10 @@ class Chains:
     def _followed(self, turn: Turn) -> Turn | None:
         """Return the continuation that its chain follows."""
         others = self._continuations[turn.id]
-        used = (other for i, other in enumerate(others) if not self.is_aside(other, others[i + 1 :]))
+        used = (other for i, other in enumerate(others) if not self.is_unused(other, others[i + 1 :]))
         return next(used, others[-1] if others else None)
 
-    def is_aside(self, turn: Turn, later: Sequence[Turn]) -> bool:
+    def is_unused(self, turn: Turn, later: Sequence[Turn]) -> bool:
         """Whether the client did not use a continuation: no other context shows it, and a later one took over."""
         branch = self._descendants(turn)
         if not later or any(user.id not in branch for id in branch for user in self._users[id]):
@@ -137,8 +137,8 @@ class Chains:
     def has_reply_in_place_of(self, turn: Turn, later: Turn) -> bool:
         """Whether the prompt of a later turn has another assistant message where a turn was sampled."""
         path = self.contexts.nodes[later.at].path()
-        place = next((i for i, node in enumerate(path) if node.id == turn.at), len(path))
-        after = path[place + 1].block if place + 1 < len(path) else None
+        index = next((i for i, node in enumerate(path) if node.id == turn.at), len(path))
+        after = path[index + 1].block if index + 1 < len(path) else None
         return after is not None and after.role == "assistant"
 
     def _last_use(self, turn: Turn) -> int:

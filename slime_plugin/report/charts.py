@@ -129,8 +129,8 @@ def line_chart(
         if _drawable(level, log):
             figure.add_hline(level, line={"dash": "dot", "width": 1.2})
             at = math.log10(level) if log else level  # plotly takes an annotation's logarithm, but a shape's value
-            place = {"x": 1, "xref": "x domain", "xanchor": "right", "y": at, "yanchor": "bottom"}
-            figure.add_annotation(place, text=_text(name), showarrow=False)
+            anchor = {"x": 1, "xref": "x domain", "xanchor": "right", "y": at, "yanchor": "bottom"}
+            figure.add_annotation(anchor, text=_text(name), showarrow=False)
     for name, mark in (marks or {}).items():
         figure.add_vline(mark, line={"dash": "dash", "width": 1.2}, annotation_text=_text(name))
     return [Chart(title, figure.to_plotly_json())]

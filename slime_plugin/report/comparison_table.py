@@ -18,8 +18,8 @@ AT_FLOOR = 10.0
 _HIGH_FLOOR = 0.1
 """Nats per token that neither float32 nor bfloat16 explains."""
 _LEGEND = (
-    "logdiff: |trainer - rollout| in nats per trained token; trained: of the sampled tokens; tokens: computed with "
-    "gradient + without; cost: measured time of an update; both as multiples of {}"
+    "logdiff: mean and maximum of its absolute value, in nats per trained token; trained: of the sampled tokens; "
+    "tokens: computed with gradient + without; cost: measured time of training on a batch; both as multiples of {}"
 )
 _ROUNDING = 2.0**-24
 """Lower bound of the floor: below float32's own rounding it is chance."""
@@ -79,7 +79,7 @@ def verdict(comparison: Mapping[str, Any]) -> str:
     at = join_words([name for name in means if name not in above])
     text = f"at the floor (rounding, {format_number(floor['mean'])} nats per token): {at}"
     if not above:
-        return f"{text}; no edit made a difference"
+        return f"{text}; no method is above it"
     return f"{text}; above it by orders of magnitude: {join_words([f'{name} {n}' for name, n in above.items()])}"
 
 

@@ -18,7 +18,7 @@ from slime_plugin.report.run_data import Run, ends, number
 
 def sentences(run: Run) -> list[str]:
     """What happened; nothing about what was not measured."""
-    return [sentence for part in (_reward, _logdiff, _trained, _cost, _gate) for sentence in part(run)]
+    return [sentence for part in (_reward, _logdiff, _trained, _cost, _distillation) for sentence in part(run)]
 
 
 def sentences_of_all(runs: Sequence[Run]) -> list[str]:
@@ -30,7 +30,7 @@ def sentences_of_all(runs: Sequence[Run]) -> list[str]:
         most = max(rewards, key=lambda name: rewards[name][1])
         start, end = rewards[most]
         found.append(
-            f"Reward rises in {rises} of {len(rewards)} runs; the highest in the end is {most}, "
+            f"Reward rises in {rises} of {len(rewards)} runs; the highest final reward is that of {most}, "
             f"from {start:.2f} to {end:.2f}."
         )
     means: dict[str, list[float]] = {}
@@ -56,7 +56,7 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     if sampled:
         found.append(("trained", format_share(trained / sampled), f"of {format_number(sampled)} sampled tokens"))
     if run.cost is not None:
-        found.append(("cost", format_factor(run.cost), f"one update, against {run.denominator}"))
+        found.append(("cost", format_factor(run.cost), f"training on a batch, against {run.denominator}"))
     seconds = [value for _, value in run.over_iterations("seconds", "total") if value is not None]
     if seconds:
         found.append(("time", format_duration(sum(seconds)), f"for {len(run.iterations)} iterations"))
@@ -79,17 +79,17 @@ def _logdiff(run: Run) -> Iterator[str]:
         floor = number(run.comparison or {}, "floor", "mean") or known[0][0]
         near = [(value, name) for value, name in known if value <= AT_FLOOR * floor]
         away = [(value, name) for value, name in known if value > AT_FLOOR * floor]
-        worst = max((value for value, _ in near), default=floor)
-        names = join_words([name for _, name in near])
-        stay = f"{names} {'stay' if len(near) > 1 else 'stays'} at {format_brief(worst)} nats"
-        off = join_words([f"{name} is off by {format_brief(value)}" for value, name in reversed(away)])
-        yield f"Per token, {stay} from what the rollout engine logged{f'; {off}' if off else ''}."
+        parts = []
+        if near:  # in ascending order
+            at_most = "at most " if len(near) > 1 else ""
+            parts.append(f"{at_most}{format_brief(near[-1][0])} with {join_words([name for _, name in near])}")
+        if away:
+            parts.append(join_words([f"{format_brief(value)} with {name}" for value, name in reversed(away)]))
+        yield f"Mean |logdiff| in nats per token: {'; '.join(parts)}."
         return
     if run.logdiff is not None:
-        yield (
-            f"With the weights that sampled, {run.method} is {format_brief(run.logdiff)} nats per token from what the "
-            f"rollout engine logged, {format_brief(run.largest_logdiff)} at most."
-        )
+        mean, largest = format_brief(run.logdiff), format_brief(run.largest_logdiff)
+        yield f"Mean |logdiff| of {run.method}: {mean} nats per token, maximum {largest}."
 
 
 def _trained(run: Run) -> Iterator[str]:
@@ -107,19 +107,20 @@ def _trained(run: Run) -> Iterator[str]:
     whole = [name for name in run.compared_methods if run.compared(name, "share_trained") == 1]
     exact = [name for name in whole if not run.compared(name, "off_context")]
     if exact:
-        parts.append(f"{join_words(exact)} {'train' if len(exact) > 1 else 'trains'} all of them, in their own context")
+        verb = "train" if len(exact) > 1 else "trains"
+        parts.append(f"{join_words(exact)} {verb} all sampled tokens, in their own context")
     if parts:
         yield "; ".join(parts) + "."
 
 
 def _cost(run: Run) -> Iterator[str]:
     costs = {name: run.compared(name, "cost") for name in run.compared_methods if name != run.denominator}
-    known = [f"{cost:.2f} with {name}" for name, cost in costs.items() if cost is not None]
+    known = [f"{name} {cost:.2f}x" for name, cost in costs.items() if cost is not None]
     if known:
-        yield f"Where an update with {run.denominator} takes 1, it takes {join_words(known)}."
+        yield f"Cost of training on a batch relative to {run.denominator}: {join_words(known)}."
 
 
-def _gate(run: Run) -> Iterator[str]:
+def _distillation(run: Run) -> Iterator[str]:
     divergence = ends([point for point in run.over_steps("leaf_kl") if point[1] is not None])
     if divergence:
         first, last = map(format_brief, divergence)

@@ -20,7 +20,7 @@ CONTROL = SearchR1().type
 def legend(runs: Sequence[Run]) -> str:
     return (
         "reward: first -> last iterations; logdiff: of the trained method, with the weights that sampled, in nats per "
-        f"token; cost: of an update, measured, against {denominators(runs)} on the same rollouts"
+        f"token; cost: of training on a batch, measured, against {denominators(runs)} on the same rollouts"
     )
 
 

@@ -62,7 +62,7 @@ def _schema(pa: Any) -> Any:
             *((name, kind) for kind, columns in names.items() for name in columns),
             ("tokens", pa.list_(pa.int32())),
             ("generated", pa.list_(pa.bool_())),
-            ("logprobs", pa.list_(pa.float32())),  # null where not generated: from_pandas turns NaN into null
+            ("logprobs", pa.list_(pa.float32())),  # null where not sampled: from_pandas turns NaN into null
             ("views", pa.list_(pa.list_(span))),
             ("edits", pa.list_(edit)),
             ("meta", pa.string()),

@@ -1,6 +1,6 @@
 """The two pitfalls of naive training, measured: the paper's Q1 table and its distributions.
 
-``delta_comp`` is what Naive-Compressed changes about a token's log-probability: log p(token | final context) less log
+``delta_comp`` is what Naive-Compressed changes about a token's log-probability: log p(token | final context) minus log
 p(token | the context it was sampled in), over the diverging leaves. ``delta_full`` is the same for Naive-Full, over the
 tokens that see evicted tokens there. A context too short makes tokens less likely (predicted: below
 0), one with evicted tokens makes them more likely (predicted: above 0).

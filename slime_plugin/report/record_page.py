@@ -13,8 +13,9 @@ import numpy as np
 
 from slime_plugin.methods import METHODS, lay_out
 from slime_plugin.record import Record
+from slime_plugin.record.arrays import equal_spans
 from slime_plugin.report.formatting import format_lost
-from slime_plugin.report.staircase import Role, Staircase
+from slime_plugin.report.staircase import Staircase, TokenRole
 from slime_plugin.report.templating import render
 from slime_plugin.tree import Counts, Trajectory, count
 
@@ -46,7 +47,7 @@ def record_page(record: Record) -> str:
 class _Box:
     """A token by name, or, on a tape too long for that, tokens of equal role."""
 
-    role: Role
+    role: TokenRole
     x: str
     """In percent of the tape where there are no names, so that the drawing follows the zoom."""
     width: str
@@ -57,10 +58,9 @@ class _Box:
 
 def _boxes(staircase: Staircase, k: int, cell: int) -> Iterator[_Box]:
     roles, length = staircase.roles[k], staircase.roles.shape[1]
-    edges = range(length + 1) if cell else [0, *(np.flatnonzero(np.diff(roles)) + 1).tolist(), length]
-    for start, stop in pairwise(edges):
-        role = Role(roles[start])
-        if role is Role.ABSENT and not (
+    for start, stop in pairwise(range(length + 1)) if cell else equal_spans(roles):
+        role = TokenRole(roles[start])
+        if role is TokenRole.ABSENT and not (
             cell and staircase.trajectory.born[start] < k
         ):  # it was live before, if it is named
             continue
@@ -71,11 +71,11 @@ def _boxes(staircase: Staircase, k: int, cell: int) -> Iterator[_Box]:
         yield _Box(role, x, width, (start + 0.5) * cell, name, _tip(staircase, k, start, stop, role))
 
 
-def _tip(staircase: Staircase, k: int, start: int, stop: int, role: Role) -> str:
+def _tip(staircase: Staircase, k: int, start: int, stop: int, role: TokenRole) -> str:
     tokens = f"token {start}" if stop == start + 1 else f"tokens {start} to {stop - 1} ({stop - start})"
     text = " ".join(staircase.pieces[start : min(stop, start + 24)]) + (" ..." if stop - start > 24 else "")
     tip = f"layer {k}, {tokens}: {role.meaning}\n{text}"
-    if role not in (Role.GENERATED, Role.GENERATED_EVICTED):
+    if role not in (TokenRole.SAMPLED, TokenRole.SAMPLED_EVICTED):
         return tip
     return f"{tip}\nmean log-probability {staircase.trajectory.record.logprobs[start:stop].mean():.3f}"
 
@@ -83,8 +83,8 @@ def _tip(staircase: Staircase, k: int, start: int, stop: int, role: Role) -> str
 def _edit_rows(staircase: Staircase) -> Iterator[tuple[object, ...]]:
     for k, step in enumerate(staircase.steps):
         positions = np.sort(step.evicted)
-        parts = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
-        spans = [f"[{part[0]}, {part[-1] + 1})" for part in parts if part.size]
+        runs = equal_spans(positions - np.arange(positions.size))  # consecutive positions
+        spans = [f"[{positions[start]}, {positions[stop - 1] + 1})" for start, stop in runs]
         shown = ", ".join(spans[:12]) + (", ..." if len(spans) > 12 else "")
         yield k, step.kind, step.author or "", step.junction, step.evicted.size, step.restored.size, shown
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +9,12 @@ from typing import Any
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.report.charts import Point
 from slime_plugin.run.folder import RunFolder
 
-COMPARISON_VERSION = 1
 Line = dict[str, Any]
 
 
@@ -37,7 +35,7 @@ class Run:
         return _type(self.settings, "method")
 
     @property
-    def trained_method(self) -> Method | None:
+    def trained_method(self) -> MethodSettings | None:
         """With its settings; None if they are of another version, or its code cannot be imported here."""
         try:
             chosen = parse_config({"method": self.settings.get("method")}, Cell, str(self.folder.settings)).method
@@ -76,7 +74,7 @@ class Run:
 
     @property
     def cost(self) -> float | None:
-        """Time of an update, as a multiple of the denominator's."""
+        """Time of training on a batch, as a multiple of the denominator's."""
         return self.compared(self.method, "cost")
 
     @property
@@ -120,7 +118,7 @@ def read_runs(folders: Sequence[RunFolder]) -> list[Run]:
 
 
 def number(line: Mapping[str, Any], *keys: str) -> float | None:
-    """Return the number under nested keys; None if a key is missing or its value is no finite number."""
+    """Return the number under nested keys; None if a key is missing or its value is not a finite number."""
     value: Any = line
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -169,26 +167,7 @@ def _read_run(folder: RunFolder, name: str) -> Run:
             f"rollout-*.records; wait for the first iteration, or continue it with memorywalker train --resume"
         )
     steps = tuple(line for line in lines if line.get("kind") == "step")
-    return Run(folder, name, settings, iterations, steps, _read_comparison(folder))
-
-
-def _read_comparison(folder: RunFolder) -> dict[str, Any] | None:
-    try:
-        value = json.loads(folder.comparison.read_text(encoding="utf-8"))
-        version = value["version"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MemoryWalkerError(
-            f"{folder.comparison}: cannot be read ({type(error).__name__}); run memorywalker compare {folder.path}"
-        ) from error
-    if version != COMPARISON_VERSION:
-        raise MemoryWalkerError(
-            f"{folder.comparison}: version {version!r}, this release reads {COMPARISON_VERSION}; "
-            f"run memorywalker compare {folder.path}"
-        )
-    found: dict[str, Any] = value
-    return found
+    return Run(folder, name, settings, iterations, steps, folder.read_comparison())
 
 
 def _type(settings: dict[str, Any], key: str) -> str:

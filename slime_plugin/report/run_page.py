@@ -22,7 +22,7 @@ from slime_plugin.report.matrix_table import denominators, methods_of, numbers
 from slime_plugin.report.run_data import Run, largest, mean, number, read_runs
 from slime_plugin.report.run_sections import Section, sections_of
 from slime_plugin.report.templating import read_part, render
-from slime_plugin.report.tree_view import BUDGET, Rollouts, embed_rollouts
+from slime_plugin.report.tree_view import BUDGET_BYTES, Rollouts, embed_rollouts
 from slime_plugin.run.folder import RunFolder
 
 _UNFOLDED = 8
@@ -35,7 +35,7 @@ _CARDS = 3
 """Maximum number of runs with a card each; above it, the matrix shows the same in less space."""
 
 
-def run_page(folders: Sequence[RunFolder], *, budget: int = BUDGET) -> str:
+def run_page(folders: Sequence[RunFolder], *, budget: int = BUDGET_BYTES) -> str:
     """The page of one or several runs; ``budget`` is how many bytes of rollouts may be embedded."""
     runs = read_runs(folders)
     rollouts = embed_rollouts(runs, budget)

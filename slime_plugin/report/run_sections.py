@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slime_plugin.methods import method_of
+from slime_plugin.config.harness import EDITOR_TYPES
+from slime_plugin.methods import Distillation, method_of
 from slime_plugin.report.charts import (
     DASHES,
     Chart,
@@ -23,11 +24,12 @@ from slime_plugin.report.charts import (
     line_chart,
 )
 from slime_plugin.report.formatting import format_factor, format_place
+from slime_plugin.report.matrix_table import CONTROL
 from slime_plugin.report.run_data import Run, number, running_mean
+from slime_plugin.run.metrics import ITERATION_PHASES
 
 _SMOOTH_FROM = 24
 """Iterations from which a line is drawn as a running mean, with the values themselves behind it."""
-_PHASES = ("generate", "convert", "transfer", "reference", "old", "train", "export", "update", "save", "other")
 _COMPRESSION = (
     ("eviction_density", "Eviction density", "share of the tape"),
     ("frequency", "Compression frequency", "share of rollouts"),
@@ -42,7 +44,7 @@ _OPTIMISATION = (
     ("entropy", "Entropy", "nats", True),
     ("grad_norm", "Gradient norm", "norm", True),
     ("reference_kl", "KL to the reference", "nats", True),
-    ("logdiff", "|trainer - rollout| at the step", "nats", True),
+    ("logdiff", "|logdiff| at the step", "nats", True),
     ("k3", "KL to the rollout policy (k3)", "nats", True),
     ("clipped", "Clipped ratios", "share", True),
     ("ratio", "Mean ratio", "ratio", False),
@@ -50,7 +52,7 @@ _OPTIMISATION = (
 )
 Groups = dict[str, list[Chart]]
 Points = Sequence[Point]
-Looks = Sequence[tuple[Run, Series]]
+StyledRuns = Sequence[tuple[Run, Series]]
 """Runs that share charts, each with the colour and the dash of its lines."""
 
 
@@ -71,12 +73,12 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     yield _section("reward", page.by_harness(page.rewards), "There are no rewards yet; memorywalker train writes them.")
     yield Section("logdiff", page.by_harness(page.logdiff), page.not_compared("the logdiff of the other methods"))
     if edited:
-        missing = page.not_compared("logdiff at junctions under other methods")
+        missing = page.not_compared("logdiff by place under other methods")
         yield Section("junctions", page.by_run(page.places), missing)
     else:
-        yield Section("junctions", missing=["No rollout was edited: there are no junctions."])
+        yield Section("junctions", missing=["No rollout was edited: there is nothing to compare by place."])
     groups = page.by_run(page.leaves)
-    if any(groups.values()) or any(_distils(run) for run in runs):
+    if any(groups.values()) or any(map(_distillation, runs)):
         yield _section("sdcc", groups, "No step had a diverging leaf so far: the teacher had nothing to do.")
     groups = page.by_harness(page.user)
     if any(groups.values()):
@@ -84,7 +86,8 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     if edited:
         yield Section("compression", page.by_harness(page.compression))
     else:
-        line = "No rollout was edited. A harness that edits is configured with harness: agentfold, tc_rag or memexrl."
+        editors = ", ".join(name for name in EDITOR_TYPES if name != CONTROL)
+        line = f"No rollout was edited. A harness that edits is configured with harness: {editors}."
         yield Section("compression", missing=[line])
     yield Section("cost", page.by_run(page.cost), page.not_compared("the measured cost of every method"))
     yield _section("lost", page.by_run(page.lost), f"{trained}: every sampled token was trained.")
@@ -93,8 +96,8 @@ def sections_of(runs: Sequence[Run]) -> Iterator[Section]:
     yield _section("optimisation", groups, "There are no update steps yet; memorywalker train writes them.")
 
 
-def _distils(run: Run) -> bool:
-    return run.trained_method is not None and method_of(run.trained_method).distillation is not None
+def _distillation(run: Run) -> Distillation | None:
+    return None if run.trained_method is None else method_of(run.trained_method).distillation
 
 
 def _section(name: str, groups: Groups, otherwise: str) -> Section:
@@ -108,17 +111,17 @@ class _Page:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.methods = Colours([name for run in runs for name in (*run.compared_methods, run.method)])
-        self.causes, self.edits, self.phases = Colours(), Colours(), Colours(_PHASES)
+        self.causes, self.edits, self.phases = Colours(), Colours(), Colours([*ITERATION_PHASES, "other"])
 
-    def rewards(self, looks: Looks) -> Iterator[Chart]:
-        lines = [line for run, look in looks for line in _smoothed(run, look)]
+    def rewards(self, styled: StyledRuns) -> Iterator[Chart]:
+        lines = [line for run, style in styled for line in _smoothed(run, style)]
         yield from line_chart("Mean reward", lines, x="iteration", y="reward", zero=True)
-        lines = [replace(look, points=run.over_iterations("reward_std")) for run, look in looks]
+        lines = [replace(style, points=run.over_iterations("reward_std")) for run, style in styled]
         title = "Spread of rewards within the batch"
         yield from line_chart(title, lines, x="iteration", y="standard deviation", zero=True)
 
-    def logdiff(self, looks: Looks) -> Iterator[Chart]:
-        for run, _ in looks:
+    def logdiff(self, styled: StyledRuns) -> Iterator[Chart]:
+        for run, _ in styled:
             compared = (run.comparison or {}).get("by_iteration", [])
             lines = [
                 self._line(name, [(line["iteration"], number(line, "methods", name, "mean")) for line in compared])
@@ -126,10 +129,10 @@ class _Page:
             ]
             floor = number(run.comparison or {}, "floor", "mean")
             levels = {"floor": floor} if floor else {}
-            title = "The same rollouts under every method" + (f", {run.name}" if len(looks) > 1 else "")
+            title = "The same rollouts under every method" + (f", {run.name}" if len(styled) > 1 else "")
             yield from line_chart(title, lines, x="iteration", y="nats per token", log=True, levels=levels)
         title = "The trained method"
-        lines = [replace(look, points=run.over_iterations("logdiff", "mean")) for run, look in looks]
+        lines = [replace(style, points=run.over_iterations("logdiff", "mean")) for run, style in styled]
         if len(self.runs) == 1:
             title = f"The trained method, {self.runs[0].method}"
             largest = self.runs[0].over_iterations("logdiff", "max")
@@ -142,7 +145,7 @@ class _Page:
             format_place(place): {name: run.compared(name, "places", place, "mean") for name in compared}
             for place in dict.fromkeys(place for method in compared.values() for place in method.get("places", {}))
         }
-        yield from dot_chart("By the last edit", rows, self.methods, x="mean |trainer - rollout|, nats per token")
+        yield from dot_chart("By the last edit", rows, self.methods, x="mean |logdiff|, nats per token")
         lines = [
             self._line(name, [(line["junction"], number(line, "mean")) for line in method.get("junctions", [])])
             for name, method in compared.items()
@@ -161,31 +164,34 @@ class _Page:
         if all(value is None for _, value in kl):
             return
         marks = {"switched off": float(run.switched_off[0])} if run.switched_off else {}
-        limit = number(run.settings, "method", "kl_limit")
+        distillation = _distillation(run)
+        limit = None if distillation is None else distillation.kl_limit
         near = limit is not None and any(value is not None and value > limit / 10 for _, value in kl)
         levels = {"limit": limit} if limit is not None and near else {}
         lines = _series({"KL per leaf": kl, "Pinsker bound, sqrt(KL / 2)": run.over_steps("pinsker")}, dots=True)
         title = "KL at diverging leaves"
         yield from line_chart(title, lines, x="step", y="nats", log=True, levels=levels, marks=marks)
-        lines = _series({"weight": run.over_steps("sdcc_weight")})
-        yield from line_chart("Weight of the KL", lines, x="step", y="weight", zero=True, marks=marks)
+        lines = _series({"coefficient": run.over_steps("sdcc_weight")})
+        yield from line_chart("Coefficient of the KL", lines, x="step", y="coefficient", zero=True, marks=marks)
         lines = _series({"leaves": run.over_steps("leaves")}, dots=True)
         yield from line_chart("Diverging leaves per step", lines, x="step", y="leaves", zero=True)
         keys = {"student": "student_entropy", "teacher": "teacher_entropy", "mean distance": "entropy_gap"}
         lines = _series({name: run.over_steps(key) for name, key in keys.items()}, dots=True)
         yield from line_chart("Entropy at the leaves", lines, x="step", y="nats", zero=True)
 
-    def compression(self, looks: Looks) -> Iterator[Chart]:
+    def compression(self, styled: StyledRuns) -> Iterator[Chart]:
         for key, title, y in _COMPRESSION:
-            lines = [replace(look, points=run.over_iterations(key)) for run, look in looks]
+            lines = [replace(style, points=run.over_iterations(key)) for run, style in styled]
             yield from line_chart(title, lines, x="iteration", y=y, zero=True, small=True)
 
     def cost(self, run: Run) -> Iterator[Chart]:
         names, machine = run.compared_methods, (run.comparison or {}).get("machine") or "on one machine"
         costs = {name: {"": cost} for name in names if (cost := run.compared(name, "cost")) is not None}
-        note = f"Seconds of one update over those of {run.denominator}; {machine}."
+        note = f"Seconds of training on a batch over those of {run.denominator}; {machine}."
         x = f"times {run.denominator}"
-        yield from bar_chart("Measured cost of an update", costs, self.methods, x=x, text=format_factor, note=note)
+        yield from bar_chart(
+            "Measured cost of training on a batch", costs, self.methods, x=x, text=format_factor, note=note
+        )
         kinds = {"with gradient": "tokens", "without gradient": "teacher_tokens"}
         tokens = {name: {kind: run.compared(name, key) or 0 for kind, key in kinds.items()} for name in names}
         yield from bar_chart("Tokens computed", tokens, Colours(list(kinds)), x="tokens")
@@ -213,18 +219,18 @@ class _Page:
         lines = _series({name: run.over_iterations(key) for name, key in speeds.items()})
         yield from line_chart("Tokens per second", lines, x="iteration", y="tokens per second", log=True)
 
-    def user(self, looks: Looks) -> Iterator[Chart]:
-        found = (line.get("user") or {} for run, _ in looks for line in run.iterations)
+    def user(self, styled: StyledRuns) -> Iterator[Chart]:
+        found = (line.get("user") or {} for run, _ in styled for line in run.iterations)
         for name in dict.fromkeys(name for metrics in found for name in metrics):
-            lines = [replace(look, points=run.over_iterations("user", name)) for run, look in looks]
+            lines = [replace(style, points=run.over_iterations("user", name)) for run, style in styled]
             yield from line_chart(name, lines, x="iteration", y=name, small=True)
 
-    def optimisation(self, looks: Looks) -> Iterator[Chart]:
+    def optimisation(self, styled: StyledRuns) -> Iterator[Chart]:
         for key, title, y, zero in _OPTIMISATION:
-            lines = [replace(look, points=run.over_steps(key)) for run, look in looks]
+            lines = [replace(style, points=run.over_steps(key)) for run, style in styled]
             yield from line_chart(title, lines, x="step", y=y, zero=zero, small=True)
 
-    def by_harness(self, charts: Callable[[Looks], Iterator[Chart]]) -> Groups:
+    def by_harness(self, charts: Callable[[StyledRuns], Iterator[Chart]]) -> Groups:
         """Charts that the runs of a harness share; their lines differ by method where that tells them apart."""
         groups: Groups = {}
         harnesses = list(dict.fromkeys(run.harness for run in self.runs))
@@ -232,12 +238,12 @@ class _Page:
             some = [run for run in self.runs if run.harness == harness]
             trained = [run.method for run in some]
             by_method, names = len(some) == 1 or len(set(trained)) > 1, Colours([run.name for run in some])
-            looks = []
+            styled = []
             for i, run in enumerate(some):
                 colour = self.methods[run.method] if by_method else names[run.name]
                 repeat = trained[:i].count(run.method) if by_method else 0
-                looks.append((run, Series(run.name, (), colour, DASHES[repeat % len(DASHES)])))
-            groups[harness] = _titled(charts(looks), harness, len(harnesses) > 1)
+                styled.append((run, Series(run.name, (), colour, DASHES[repeat % len(DASHES)])))
+            groups[harness] = _titled(charts(styled), harness, len(harnesses) > 1)
         return groups
 
     def by_run(self, charts: Callable[[Run], Iterator[Chart]]) -> Groups:
@@ -266,14 +272,14 @@ def _titled(charts: Iterator[Chart], group: str, several: bool) -> list[Chart]:
     return [replace(chart, title=f"{chart.title}, {group}") if several else chart for chart in charts]
 
 
-def _smoothed(run: Run, look: Series) -> Iterator[Series]:
+def _smoothed(run: Run, style: Series) -> Iterator[Series]:
     """The rewards of a run: as they are, or behind their running mean if they are many."""
     points = run.over_iterations("reward")
     if len(points) < _SMOOTH_FROM:
-        yield replace(look, points=points)
+        yield replace(style, points=points)
         return
-    yield replace(look, points=points, name=f"{run.name}, each iteration", background=True)
-    yield replace(look, points=running_mean(points, len(points) // 20 + 1))
+    yield replace(style, points=points, name=f"{run.name}, each iteration", background=True)
+    yield replace(style, points=running_mean(points, len(points) // 20 + 1))
 
 
 def _counts(value: Any) -> dict[str, float]:

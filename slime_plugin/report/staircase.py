@@ -17,16 +17,16 @@ from slime_plugin.record.arrays import IntArray
 from slime_plugin.tree import Trajectory
 
 
-class Role(IntEnum):
+class TokenRole(IntEnum):
     """What a tape position is in a layer. Where several hold, the last of this list is shown."""
 
     ABSENT = 0
     CONTEXT = 1
     PROMPT = 2
-    GENERATED = 3
+    SAMPLED = 3
     RESTORED = 4
     EVICTED = 5
-    GENERATED_EVICTED = 6
+    SAMPLED_EVICTED = 6
 
     @property
     def meaning(self) -> str:
@@ -34,20 +34,27 @@ class Role(IntEnum):
 
     @property
     def css(self) -> str:
-        """``generated evicted`` has the looks of both of its classes, and its own."""
+        """``sampled evicted`` has the styles of both of its classes, and its own."""
         return self.name.lower().replace("_", " ")
 
 
 _MEANINGS = {
-    Role.ABSENT: "not in the live context",
-    Role.PROMPT: "prompt",
-    Role.CONTEXT: "context",
-    Role.GENERATED: "generated here",
-    Role.EVICTED: "evicted next",
-    Role.GENERATED_EVICTED: "generated, evicted next",
-    Role.RESTORED: "restored",
+    TokenRole.ABSENT: "not in the live context",
+    TokenRole.PROMPT: "prompt",
+    TokenRole.CONTEXT: "context",
+    TokenRole.SAMPLED: "sampled here",
+    TokenRole.EVICTED: "evicted next",
+    TokenRole.SAMPLED_EVICTED: "sampled, evicted next",
+    TokenRole.RESTORED: "restored",
 }
-SHOWN = (Role.PROMPT, Role.CONTEXT, Role.GENERATED, Role.EVICTED, Role.GENERATED_EVICTED, Role.RESTORED)
+SHOWN = (
+    TokenRole.PROMPT,
+    TokenRole.CONTEXT,
+    TokenRole.SAMPLED,
+    TokenRole.EVICTED,
+    TokenRole.SAMPLED_EVICTED,
+    TokenRole.RESTORED,
+)
 """The roles of a live token, as a legend lists them."""
 
 
@@ -81,7 +88,7 @@ class Staircase:
 
     trajectory: Trajectory
     roles: NDArray[np.uint8]
-    """[K+1, L] a :class:`Role` each."""
+    """[K+1, L] a :class:`TokenRole` each."""
     steps: tuple[Step, ...]
     pieces: tuple[str, ...]
     """[L] what to call each token: its text if the record has it, else its id."""
@@ -90,20 +97,21 @@ class Staircase:
     def of(cls, trajectory: Trajectory) -> Staircase:
         record = trajectory.record
         layers, length = trajectory.layers, len(record)
-        roles = np.full((layers, length), Role.ABSENT, dtype=np.uint8)
+        roles = np.full((layers, length), TokenRole.ABSENT, dtype=np.uint8)
         first_sampled = int(record.generated.argmax()) if record.generated.any() else length
         steps = []
         for k, view in enumerate(trajectory.views):
             row = roles[k]
-            row[view] = Role.CONTEXT
-            row[view[view < first_sampled]] = Role.PROMPT
+            row[view] = TokenRole.CONTEXT
+            row[view[view < first_sampled]] = TokenRole.PROMPT
             sampled = view[trajectory.sampled_in(k)]
-            row[sampled] = Role.GENERATED
+            row[sampled] = TokenRole.SAMPLED
             if k > 0:
-                row[trajectory.restored(k - 1)] = Role.RESTORED
+                row[trajectory.restored(k - 1)] = TokenRole.RESTORED
             if k < layers - 1:
                 evicted = trajectory.evicted(k)
-                row[evicted] = np.where(row[evicted] == Role.GENERATED, Role.GENERATED_EVICTED, Role.EVICTED)
+                sampled_before = row[evicted] == TokenRole.SAMPLED
+                row[evicted] = np.where(sampled_before, TokenRole.SAMPLED_EVICTED, TokenRole.EVICTED)
                 edit = record.edits[k]
                 values = [edit.extra.get(key) for key in ("cause", "conversation")]
                 texts = [value if isinstance(value, str) else None for value in values]

@@ -24,7 +24,7 @@ _SUMMED = {"tokens": "tokens", "teacher_tokens": "no grad", "trained": "trained"
 
 
 @dataclass
-class _Tally:
+class _RecordTotals:
     """Running totals of one set of records."""
 
     counts: list[Counts] = field(default_factory=list)
@@ -47,30 +47,30 @@ class _Tally:
 
 def summarise(records: Iterable[Record]) -> dict[str, Any]:
     """Totals over all records and per harness. K, D, L, C, R, E and reward are means; tokens are sums."""
-    total = _Tally()
-    harnesses: dict[str, _Tally] = {}
+    total = _RecordTotals()
+    harnesses: dict[str, _RecordTotals] = {}
     for record in records:
-        by_harness = harnesses.setdefault(record.meta.harness or "unnamed", _Tally())
+        by_harness = harnesses.setdefault(record.meta.harness or "unnamed", _RecordTotals())
         _add(record, (total, by_harness))
     return {"total": total.to_json(), "harnesses": {name: harnesses[name].to_json() for name in sorted(harnesses)}}
 
 
-def _add(record: Record, tallies: tuple[_Tally, ...]) -> None:
+def _add(record: Record, sets: tuple[_RecordTotals, ...]) -> None:
     trajectory = Trajectory.of(record)
     counts, status = count(trajectory), record.meta.status
-    excluded = record.meta.excluded
+    cause = record.meta.not_trained
     layouts = {
-        name: Layout.left_out(name, record, status) if excluded else lay_out(trajectory, method)
+        name: lay_out(trajectory, method) if cause is None else Layout.all_lost(name, record, cause)
         for name, method in METHODS.items()
     }
-    for tally in tallies:
-        tally.counts.append(counts)
-        tally.statuses[status] += 1
-        tally.edits.update(edit.kind for edit in record.edits)
-        if record.meta.reward is not None and not excluded:
-            tally.rewards.append(float(record.meta.reward))
+    for totals in sets:
+        totals.counts.append(counts)
+        totals.statuses[status] += 1
+        totals.edits.update(edit.kind for edit in record.edits)
+        if record.meta.reward is not None and not record.meta.excluded:
+            totals.rewards.append(float(record.meta.reward))
         for name, layout in layouts.items():
-            tally.methods[name].add(layout)
+            totals.methods[name].add(layout)
 
 
 _ROWS = {

@@ -13,11 +13,12 @@ from rich.text import Text
 
 from slime_plugin.errors import printable
 from slime_plugin.record import Record
-from slime_plugin.report.staircase import SHOWN, Role, Staircase
+from slime_plugin.record.arrays import true_spans
+from slime_plugin.report.staircase import SHOWN, Staircase, TokenRole
 from slime_plugin.tree import Counts, Trajectory, count
 
 
-class _Look(NamedTuple):
+class _RoleStyle(NamedTuple):
     """A role has a colour and, for terminals and files without colour, a sign of its own."""
 
     letter: str
@@ -27,14 +28,14 @@ class _Look(NamedTuple):
     block_style: str
 
 
-_LOOKS = {
-    Role.ABSENT: _Look(" ", " ", "default", "default"),
-    Role.PROMPT: _Look(">", "▒", "black on bright_blue", "bright_blue"),
-    Role.CONTEXT: _Look(".", "░", "black on grey70", "grey50"),
-    Role.GENERATED: _Look("+", "█", "black on green", "green"),
-    Role.RESTORED: _Look("^", "▲", "black on magenta", "magenta"),
-    Role.EVICTED: _Look("-", "▚", "white on red", "red"),
-    Role.GENERATED_EVICTED: _Look("x", "▓", "black on yellow", "yellow"),
+_ROLE_STYLES = {
+    TokenRole.ABSENT: _RoleStyle(" ", " ", "default", "default"),
+    TokenRole.PROMPT: _RoleStyle(">", "▒", "black on bright_blue", "bright_blue"),
+    TokenRole.CONTEXT: _RoleStyle(".", "░", "black on grey70", "grey50"),
+    TokenRole.SAMPLED: _RoleStyle("+", "█", "black on green", "green"),
+    TokenRole.RESTORED: _RoleStyle("^", "▲", "black on magenta", "magenta"),
+    TokenRole.EVICTED: _RoleStyle("-", "▚", "white on red", "red"),
+    TokenRole.SAMPLED_EVICTED: _RoleStyle("x", "▓", "black on yellow", "yellow"),
 }
 
 
@@ -79,9 +80,9 @@ def _name(piece: str) -> str:
 def _named(roles: NDArray[np.uint8], names: list[str], cell: int) -> Text:
     strip = Text()
     for value, name in zip(roles.tolist(), names, strict=True):
-        role = Role(value)
-        word = "" if role is Role.ABSENT else _letter(role) + name
-        strip.append(set_cell_size(word, cell - 1), style=_LOOKS[role].name_style)
+        role = TokenRole(value)
+        word = "" if role is TokenRole.ABSENT else _letter(role) + name
+        strip.append(set_cell_size(word, cell - 1), style=_ROLE_STYLES[role].name_style)
         strip.append(" ")
     return strip
 
@@ -90,41 +91,40 @@ def _blocks(roles: NDArray[np.uint8], room: int, ascii_only: bool) -> Text:
     strip = Text()
     wide = max(1, room // roles.size)  # a short tape fills the room too
     for value in bucket_roles(roles, -(-roles.size // room)):
-        look = _LOOKS[Role(value)]
-        strip.append((look.letter if ascii_only else look.block) * wide, style=look.block_style)
+        style = _ROLE_STYLES[TokenRole(value)]
+        strip.append((style.letter if ascii_only else style.block) * wide, style=style.block_style)
     return strip
 
 
 def bucket_roles(roles: NDArray[np.uint8], scale: int) -> list[int]:
     """One role for every ``scale`` tokens: the most frequent, but each run of what one looks for keeps a column.
 
-    >>> bucket_roles(np.array([1, 1, 1, 1, 1, 3, 1, 1, 1], dtype=np.uint8), 3)  # one generated token in nine
+    >>> bucket_roles(np.array([1, 1, 1, 1, 1, 3, 1, 1, 1], dtype=np.uint8), 3)  # one sampled token in nine
     [1, 3, 1]
     """
     columns = np.arange(roles.size) // scale
-    shown = np.zeros((len(Role), columns[-1] + 1), dtype=np.int64)
+    shown = np.zeros((len(TokenRole), columns[-1] + 1), dtype=np.int64)
     np.add.at(shown, (roles, columns), 1)
     result: NDArray[np.intp] = shown.argmax(axis=0)
-    for role in (Role.GENERATED, Role.RESTORED, Role.EVICTED, Role.GENERATED_EVICTED):
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], roles == role, [0]))))
-        for start, stop in edges.reshape(-1, 2).tolist():
+    for role in (TokenRole.SAMPLED, TokenRole.RESTORED, TokenRole.EVICTED, TokenRole.SAMPLED_EVICTED):
+        for start, stop in true_spans(roles == role):
             if not (result[start // scale : (stop - 1) // scale + 1] == role).any():
                 result[(start + stop) // 2 // scale] = role
     return list(result.tolist())
 
 
-def _letter(role: Role) -> str:
+def _letter(role: TokenRole) -> str:
     """The sign before a name; plain context has none."""
-    return " " if role is Role.CONTEXT else _LOOKS[role].letter
+    return " " if role is TokenRole.CONTEXT else _ROLE_STYLES[role].letter
 
 
 def _legend(width: int, by_name: bool, ascii_only: bool) -> list[Text]:
     """What the signs mean, in as many lines as it takes to keep each sign with its meaning."""
     lines = [Text(), Text()]
     for role in SHOWN:
-        look = _LOOKS[role]
-        sign = _letter(role) if by_name else look.letter if ascii_only else look.block
-        entry = Text(f" {sign} ", style=look.name_style if by_name else look.block_style)
+        style = _ROLE_STYLES[role]
+        sign = _letter(role) if by_name else style.letter if ascii_only else style.block
+        entry = Text(f" {sign} ", style=style.name_style if by_name else style.block_style)
         entry.append(f"{' ' * by_name}{role.meaning}  ", style="default on default")
         if lines[-1].cell_len + entry.cell_len > width:
             lines.append(Text())

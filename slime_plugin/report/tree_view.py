@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.config.method import Method
+from slime_plugin.config.method import MethodSettings
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.methods import METHODS, lay_out
+from slime_plugin.methods import METHODS, Layout, lay_out
 from slime_plugin.record import Record, read_entries
-from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.record.arrays import IntArray, equal_spans, true_spans
 from slime_plugin.report.run_data import Run
-from slime_plugin.report.staircase import Role, Staircase
+from slime_plugin.report.staircase import Staircase, TokenRole
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.tree import Trajectory, count, off_context
 
-BUDGET = 20_000_000
+BUDGET_BYTES = 20_000_000
 """Bytes of embedded trees, over all runs of a page."""
 
 Deltas = dict[tuple[int, str], tuple[IntArray, NDArray[np.float64]]]
@@ -51,7 +51,7 @@ class Rollouts:
         return f'{head[:-1]},"trees":[{",".join(self.trees)}]}}'
 
 
-def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET) -> Rollouts:
+def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET_BYTES) -> Rollouts:
     """All rollouts of the runs, in order of run and iteration; ``budget`` is shared evenly between the runs."""
     result = Rollouts()
     bytes_per_token = 1.0  # of the last tree: skip what is unlikely to fit
@@ -63,13 +63,13 @@ def embed_rollouts(runs: Sequence[Run], budget: int = BUDGET) -> Rollouts:
         rows = []
         for iteration in _order(run):
             store = run.folder.rollouts(iteration)
-            for place, entry in enumerate(read_entries([store])):
+            for number, entry in enumerate(read_entries([store])):
                 if entry.record is None:
                     if str(store) not in result.damaged:
                         result.damaged.append(str(store))
                     continue
                 record = entry.record
-                key = str(record.meta.id) if record.meta.id is not None else f"{iteration}:{place}"
+                key = str(record.meta.id) if record.meta.id is not None else f"{iteration}:{number}"
                 tree = -1
                 if bytes_per_token * len(record) < left:
                     text = _tree(record, index, iteration, key, methods, compared)
@@ -92,14 +92,19 @@ def _order(run: Run) -> list[int]:
     return compared + [i for i in reversed(stored) if i not in compared]
 
 
-def _methods(run: Run) -> dict[str, Method]:
-    """Ours, and the user's own that the run was trained with, if its code can be imported here."""
+def _methods(run: Run) -> dict[str, MethodSettings]:
+    """All methods, the one that the run was trained with as it was there, if its code can be imported here."""
     trained = run.trained_method
-    return METHODS if trained is None or trained.type in METHODS else METHODS | {trained.type: trained}
+    return METHODS if trained is None else METHODS | {trained.type: trained}
 
 
 def _tree(
-    record: Record, run: int, iteration: int, key: str, methods: Mapping[str, Method], compared: dict[str, Deltas]
+    record: Record,
+    run: int,
+    iteration: int,
+    key: str,
+    methods: Mapping[str, MethodSettings],
+    compared: dict[str, Deltas],
 ) -> str:
     trajectory = Trajectory.of(record)
     staircase = Staircase.of(trajectory)
@@ -112,7 +117,7 @@ def _tree(
         "meta": staircase.facts,
         "counts": {name: getattr(counts, name) for name in ("K", "D", "L", "C", "R", "branch_tokens", "trie_tokens")},
         "tokens": record.tokens.tolist(),
-        "generated": _spans(record.generated),
+        "generated": true_spans(record.generated),
         "logprobs": _short(record.logprobs[sampled]),
         "layers": [
             {
@@ -134,10 +139,11 @@ def _tree(
 
 
 def _under(
-    trajectory: Trajectory, method: Method, scored: tuple[IntArray, NDArray[np.float64]] | None
+    trajectory: Trajectory, method: MethodSettings, scored: tuple[IntArray, NDArray[np.float64]] | None
 ) -> dict[str, Any]:
     """How a method trains a rollout; ``delta`` has a number per trained token in tape order."""
-    layout = lay_out(trajectory, method)
+    cause = trajectory.record.meta.not_trained
+    layout = lay_out(trajectory, method) if cause is None else Layout.all_lost(method.type, trajectory.record, cause)
     trained = np.zeros(len(trajectory.record), dtype=np.bool_)
     off = np.zeros_like(trained)
     for row in layout.rows:
@@ -145,8 +151,8 @@ def _under(
         if layout.off_context:
             off[off_context(trajectory, row.tape)] = True
     value: dict[str, Any] = {
-        "trained": _spans(trained),
-        "off": _spans(off & trained),
+        "trained": true_spans(trained),
+        "off": true_spans(off & trained),
         "lost": dict(layout.lost),
         "tokens": layout.tokens,
         "teacher_tokens": layout.teacher_tokens,
@@ -207,16 +213,8 @@ def _vocabulary(run: Run, used: set[int]) -> dict[str, str]:
 
 def _role_runs(roles: NDArray[np.uint8]) -> list[int]:
     """Start, length and role of every stretch of equal role, one after the other; what is absent is left out."""
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(roles)) + 1, [roles.size]))
-    runs = np.stack([edges[:-1], np.diff(edges), roles[edges[:-1]]], axis=1)
-    flat: list[int] = runs[runs[:, 2] != Role.ABSENT].ravel().tolist()
-    return flat
-
-
-def _spans(flags: BoolArray) -> list[list[int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags, [0]))))
-    spans: list[list[int]] = edges.reshape(-1, 2).tolist()
-    return spans
+    runs = [(start, stop - start, int(roles[start])) for start, stop in equal_spans(roles)]
+    return [number for run in runs if run[2] != TokenRole.ABSENT for number in run]
 
 
 def _short(values: NDArray[np.floating[Any]]) -> list[float | None]:

@@ -15,7 +15,7 @@ from slime_plugin.record import Meta, Record, RolloutReport, Status
 from slime_plugin.rollout.engine.engine import EngineError, RefusedError
 from slime_plugin.rollout.messages import Question
 from slime_plugin.rollout.reward import Outcome, extract_answer
-from slime_plugin.rollout.tools.tool import ToolError
+from slime_plugin.rollout.tools.tool import ErrorKind, ToolError
 
 if TYPE_CHECKING:
     from slime_plugin.rollout.environment import RolloutEnvironment  # it imports a subclass
@@ -81,7 +81,7 @@ class BaseRollout(ABC, Generic[Environment]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            ending = Ending("failed", "error", "something that the rollout waited for was cancelled")
+            ending = Ending("failed", "error", "a task of the rollout was cancelled")
         except Exception as error:  # noqa: BLE001  # a bad rollout is data: its record says why, and the run continues
             _log.exception("rollout %s failed", self._id)
             ending = Ending("failed", "error", f"{type(error).__name__}: {error}")
@@ -94,7 +94,12 @@ class BaseRollout(ABC, Generic[Environment]):
         return await self._run_user_code("the reward", environment.reward, outcome, environment.limits.tool_seconds)
 
     async def _run_user_code(
-        self, what: str, work: Callable[[Argument], Awaitable[Result]], argument: Argument, seconds: float
+        self,
+        what: str,
+        work: Callable[[Argument], Awaitable[Result]],
+        argument: Argument,
+        seconds: float,
+        late: ErrorKind = "timeout",
     ) -> Result | None:
         """Return what a tool or reward returns, or None if the rollout is stopped before that.
 
@@ -113,12 +118,12 @@ class BaseRollout(ABC, Generic[Environment]):
                 return None
             if task.done():
                 raise ToolError(f"{what} was cancelled", "crashed")
-            raise ToolError(f"{what} gave no answer within {seconds:.3g} seconds", "timeout")
+            raise ToolError(f"{what} timed out after {seconds:.3g} seconds", late)
         except MemoryWalkerError:
             raise
         except Exception as error:  # noqa: BLE001  # a tool or reward may raise anything
-            places = "".join(traceback.format_tb(error.__traceback__))
-            _log.warning("%s failed in rollout %s with %s:\n%s", what, self._id, type(error).__name__, places)
+            traceback_text = "".join(traceback.format_tb(error.__traceback__))
+            _log.warning("%s failed in rollout %s with %s:\n%s", what, self._id, type(error).__name__, traceback_text)
             raise ToolError(f"{what} failed ({type(error).__name__})", "crashed") from None
         finally:
             task.cancel()

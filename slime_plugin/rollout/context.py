@@ -23,6 +23,7 @@ import numpy as np
 
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.record import Edit, Meta, Record, Span, View
+from slime_plugin.record.arrays import join_spans
 from slime_plugin.record.meta import Json
 from slime_plugin.rollout.chat.chat import Chat
 from slime_plugin.rollout.engine.engine import Generation
@@ -263,13 +264,7 @@ class Context:
 
     def _view(self) -> View:
         """The live context as maximal spans of the tape."""
-        spans: list[Span] = []
-        for segment in self._live:
-            if spans and spans[-1][1] == segment.start:
-                spans[-1] = (spans[-1][0], segment.stop)
-            else:
-                spans.append((segment.start, segment.stop))
-        return tuple(spans)
+        return join_spans((segment.start, segment.stop) for segment in self._live)
 
 
 def _extends(before: View, after: View, tape: int) -> bool:

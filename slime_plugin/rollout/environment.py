@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from slime_plugin.config.cell import Cell
@@ -58,19 +57,18 @@ class EditorEnvironment:
         return EditorRollout(self, engine, question, id, seed)
 
 
-def check_model(cell: Cell) -> Path:
-    """Return the folder of the policy's checkpoint, if it exists."""
+def open_chat(cell: Cell) -> Chat:
+    """The chat format of the policy. Its checkpoint has to exist."""
     model = cell.require_model()
     if not model.is_dir():
         raise ConfigError(f"model: there is no folder {model}")
-    return model
+    return load_chat(model, cell.rollout.chat, thinking=cell.rollout.thinking)
 
 
 @asynccontextmanager
 async def open_editor_environment(cell: Cell, chat: Chat | None = None) -> AsyncIterator[EditorEnvironment]:
     """Open the environment of a cell. Invalid settings and missing API keys are refused here."""
-    if chat is None:
-        chat = load_chat(check_model(cell), cell.rollout.chat, thinking=cell.rollout.thinking)
+    chat = chat or open_chat(cell)
     editor, reward = editor_factory(cell.harness), build_reward(cell.reward)
     actions = [action.schema.name for action in editor().actions()]
     async with open_tools(cell.tools) as tools:

@@ -87,16 +87,16 @@ def exact_match(answers: Sequence[str], answer: str | None, format: float) -> fl
     return 1.0 if normalise(answer) in {normalise(right) for right in answers} else format
 
 
-def build_reward(settings: config.Reward, where: str = "reward") -> Callable[[Outcome], Awaitable[float]]:
+def build_reward(settings: config.Reward) -> Callable[[Outcome], Awaitable[float]]:
     """Return the reward function. It returns a finite number or raises :class:`RewardError`."""
     judge: RewardFunction
     if isinstance(settings, config.ExactMatch):
         bonus = settings.format
         judge = lambda outcome: exact_match(outcome.question.answers, outcome.answer, bonus)  # noqa: E731
     else:
-        judge = load_custom(settings, where)
+        judge = load_custom(settings, "reward")
         if not callable(judge):
-            raise ConfigError(f"{where}: {settings.type} is {type(judge).__name__}, which cannot be called")
+            raise ConfigError(f"reward: {settings.type} is {type(judge).__name__}, which cannot be called")
 
     async def reward(outcome: Outcome) -> float:
         value: object = judge(outcome)

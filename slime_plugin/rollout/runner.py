@@ -49,7 +49,7 @@ class RolloutTask:
 
 
 @dataclass
-class Tally:
+class RunTotals:
     """Totals of a run so far."""
 
     total: int

@@ -26,7 +26,7 @@ from slime_plugin.rollout.engine.engine import Engine, EngineError, Generation, 
 from slime_plugin.rollout.messages import Message, Question, split_thought
 from slime_plugin.rollout.reward import extract_answer
 from slime_plugin.rollout.tool_calls import BadCall, Call, parse_calls, unknown_tool, wrong_arguments
-from slime_plugin.rollout.tools.tool import Schema, ToolError
+from slime_plugin.rollout.tools.tool import ErrorKind, Schema, ToolError
 
 if TYPE_CHECKING:
     from slime_plugin.rollout.environment import EditorEnvironment  # it imports this module
@@ -99,7 +99,7 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
                     continue
                 return Ending("completed", "answer" if answered else "no answer")
             for call in calls if turns_left else ():  # the policy would not see results of the last turn's calls
-                if not self._stopped.is_set():
+                if not self._stopped.is_set() and self._seconds_left > 0:
                     await self._execute(call)
         return Ending("truncated", "turns")
 
@@ -128,7 +128,7 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
         if limits.sampled_tokens is not None:
             budgets["sampled tokens"] = limits.sampled_tokens - self._sampled_tokens
         limit = min(budgets, key=lambda name: budgets[name])
-        time_left = self._deadline - self._now()
+        time_left = self._seconds_left
         if self._stopped.is_set():
             return _Sampled(None, STOPPED)
         if budgets[limit] < 1 or time_left <= 0:
@@ -193,11 +193,15 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
             raise ToolError(wrong, "arguments")
         if call.name in self._actions:
             return self._actions[call.name].run(self._live, call.arguments) or None
-        environment = self._environment
-        seconds = min(environment.limits.tool_seconds, max(0.0, self._deadline - self._now()))
-        result: object = await self._run_user_code(call.name, environment.tools[call.name], call.arguments, seconds)
+        tool, limit, left = (
+            self._environment.tools[call.name],
+            self._environment.limits.tool_seconds,
+            self._seconds_left,
+        )
+        late: ErrorKind = "timeout" if limit <= left else "out of time"
+        result: object = await self._run_user_code(call.name, tool, call.arguments, min(limit, left), late)
         if not isinstance(result, str) and not self._stopped.is_set():
-            raise ToolError(f"{call.name} gave a {type(result).__name__} instead of a text", "crashed")
+            raise ToolError(f"{call.name} returned {type(result).__name__}, not a string", "crashed")
         return result if isinstance(result, str) else None
 
     def _recorded(self, ending: Ending, reward: float | None) -> Record | None:
@@ -210,6 +214,10 @@ class EditorRollout(BaseRollout["EditorEnvironment"]):
             turns=tuple(self._turns),
         )
         return self._context.record(self._meta(ending, reward, report))
+
+    @property
+    def _seconds_left(self) -> float:
+        return max(0.0, self._deadline - self._now())
 
     @staticmethod
     def _now() -> float:

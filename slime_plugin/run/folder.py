@@ -24,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime_plugin.appending import complete_lines
 from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.files import complete_lines
+
+COMPARISON_VERSION = 1
+"""Of ``comparison.json``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,33 @@ class RunFolder:
             raise MemoryWalkerError(f"{self.settings}: cannot be read ({type(error).__name__})") from error
         return settings
 
+    def has_cell(self) -> bool:
+        """Whether it is a training run: the ``run.json`` of ``memorywalker rollout`` has no cell."""
+        try:
+            return "cell" in json.loads(self.settings.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except (OSError, ValueError) as error:
+            raise MemoryWalkerError(f"{self.settings}: cannot be read ({type(error).__name__})") from error
+
+    def read_comparison(self) -> dict[str, Any] | None:
+        """Return the output of ``memorywalker compare``; None if nothing has been compared."""
+        try:
+            value: dict[str, Any] = json.loads(self.comparison.read_text(encoding="utf-8"))
+            version = value["version"]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MemoryWalkerError(
+                f"{self.comparison}: cannot be read ({type(error).__name__}); run memorywalker compare {self.path}"
+            ) from error
+        if version != COMPARISON_VERSION:
+            raise MemoryWalkerError(
+                f"{self.comparison}: version {version!r}, this release reads {COMPARISON_VERSION}; "
+                f"run memorywalker compare {self.path}"
+            )
+        return value
+
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yield every complete line; an incomplete last one, left by a crash, is skipped."""
         try:
@@ -105,5 +135,5 @@ class RunFolder:
             try:
                 value = json.loads(line)
             except ValueError as error:
-                raise MemoryWalkerError(f"{self.metrics}: line {number} is not JSON; is the disk sound?") from error
+                raise MemoryWalkerError(f"{self.metrics}: line {number} is not JSON; is the disk damaged?") from error
             yield value

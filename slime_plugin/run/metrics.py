@@ -17,16 +17,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol
 
-from slime_plugin.appending import append_whole, cut_incomplete_line
 from slime_plugin.config.custom import load_object
 from slime_plugin.config.tracking import Tracking, Wandb
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import append_whole, cut_incomplete_line, write_atomically
 from slime_plugin.record import Record
-from slime_plugin.run.files import write_atomically
 from slime_plugin.run.folder import RunFolder
 
 _LABELS = ("kind", "iteration", "step", "time")
 """Keys that identify a line."""
+ITERATION_PHASES = ("generate", "convert", "put", "transfer", "reference", "old", "train", "export", "update", "save")
+"""Keys of ``seconds`` in the line of an iteration, beside ``other`` and ``total``, in the order of the phases."""
 
 
 class Writer(Protocol):

@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import write_atomically
 from slime_plugin.run import supervisor
-from slime_plugin.run.files import write_atomically
 from slime_plugin.run.supervisor import send_signal
 
 SCRATCH_PREFIX = "mw-"
@@ -121,7 +121,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-class Ledger:
+class ProcessRegistry:
     """The processes of a run and its temporary folder, recorded in the run's folder."""
 
     def __init__(self, path: Path) -> None:
@@ -131,11 +131,11 @@ class Ledger:
         self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
 
     def scan(self) -> None:
-        """Find what this process has started since the ledger was opened."""
+        """Find what this process has started since the registry was opened."""
         self._known |= set(descendants(os.getpid())) - self._earlier
 
     def update(self) -> None:
-        """Scan, and write the ledger."""
+        """Scan, and write the registry."""
         self.scan()
         entries = []
         for process in self._known:
@@ -149,7 +149,7 @@ class Ledger:
             ) from error
 
     def end(self) -> None:
-        """Terminate what still runs, and remove the temporary folder and the ledger."""
+        """Terminate what still runs, and remove the temporary folder and the registry."""
         self.scan()
         terminate(self._known)
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -157,16 +157,17 @@ class Ledger:
             self._path.unlink(missing_ok=True)
 
 
-def end_leftovers(path: Path) -> int:
+def terminate_leftovers(path: Path) -> int:
     """Terminate what a killed run left behind, and return how many processes that were.
 
     Processes that it had no time to record are found by the logs they have open in its temporary folder.
     """
     processes, scratch = set(), None
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no ledger, or the machine crashed writing it
-        ledger = json.loads(path.read_text("utf-8"))
-        scratch = Path(ledger["scratch"])
-        for entry in ledger["processes"]:
+    # there is no file, or the machine crashed writing it
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        registry = json.loads(path.read_text("utf-8"))
+        scratch = Path(registry["scratch"])
+        for entry in registry["processes"]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(int(entry["pid"]))
                 if start_ticks(process) == int(entry["began"]):

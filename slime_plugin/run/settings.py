@@ -12,7 +12,7 @@ from typing import Any
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import parse_config
 from slime_plugin.errors import ConfigError
-from slime_plugin.run.files import write_atomically
+from slime_plugin.files import write_atomically
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.processes import locked
 

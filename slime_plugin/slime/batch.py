@@ -1,6 +1,6 @@
 """A batch of rollouts, laid out once: slime's train data and the metrics of the batch come from the same object.
 
-Every rollout of a step counts in its mean, also one that contributes nothing. An excluded rollout (aborted or failed)
+Every rollout of a step counts in its mean, even one that contributes nothing. An excluded rollout (aborted or failed)
 is neither in the baseline of its group nor trained; a removed one (by a filter) is in the baseline and not trained.
 slime divides by both, and so do the local trainer and the tests.
 
@@ -86,17 +86,16 @@ class Batch:
         advantages = group_advantages([record.meta for record in records], std=cell.std)
         method, rollouts = method_of(cell.method), []
         for sample, record, advantage in zip(samples, records, np.nan_to_num(advantages).tolist(), strict=True):
-            trajectory, meta = Trajectory.of(record), record.meta
-            cause = meta.status if meta.excluded else "removed" if meta.report.removed else None
+            trajectory, cause = Trajectory.of(record), record.meta.not_trained
             if cause is None:
                 layout = lay_out(trajectory, cell.method)
             else:  # it may be more than the method can lay out
-                layout, advantage = Layout.left_out(method.name, record, cause), 0.0
+                layout, advantage = Layout.all_lost(method.name, record, cause), 0.0
             rollouts.append(LaidOut(sample.index or 0, record, trajectory, layout, places_of(trajectory), advantage))
         return cls(method, tuple(rollouts), cell.tracking.metrics)
 
     @classmethod
-    def for_scoring(cls, records: Sequence[Record], method: config.Method) -> Batch:
+    def for_scoring(cls, records: Sequence[Record], method: config.MethodSettings) -> Batch:
         """Lay out records of any status, with or without a reward, with advantage 0."""
         trajectories = [Trajectory.of(record) for record in records]
         rollouts = (LaidOut(i, t.record, t, lay_out(t, method), places_of(t), 0.0) for i, t in enumerate(trajectories))
@@ -119,8 +118,8 @@ class Batch:
             per_token["weight"] = np.array(row.weight)
         if self.method.trees:
             per_token |= {"parent": np.array(row.parent), "length": np.array([len(row)], dtype=np.int32)}
-        if row.lifetimes is not None:
-            per_token |= {"visible": row.lifetimes.mask(), "position": np.array(row.position)}
+        if row.visible is not None:
+            per_token |= {"visible": row.visible.mask(), "position": np.array(row.position)}
         for name, column in self.method.columns(rollout.trajectory, row).items():
             if len(column) != len(row):
                 raise LayoutError(

@@ -70,7 +70,7 @@ class Takes:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ContainsStrings:
     """A file contains these strings: keys that are kept, attributes that are read."""
 
     file: str
@@ -83,7 +83,7 @@ class Names:
         return f"{self.file}: {self.what} should include {', '.join(missing)}" if missing else None
 
 
-Fact = CallSite | Takes | Names
+Fact = CallSite | Takes | ContainsStrings
 
 SLIME: tuple[Fact, ...] = (
     CallSite(
@@ -105,7 +105,7 @@ SLIME: tuple[Fact, ...] = (
         "call_rollout_fn",
         "self.generate_rollout, self.args, rollout_id, self.data_source, evaluation=False",
     ),
-    Names(
+    ContainsStrings(
         "ray/rollout.py",
         (
             *("tokens", "multimodal_train_inputs", "response_lengths", "rewards", "truncated", "loss_masks"),
@@ -127,7 +127,7 @@ SLIME: tuple[Fact, ...] = (
         "args, rollout_id, step_id, model, optimizer, opt_param_scheduler",
     ),
     CallSite("backends/megatron_utils/loss.py", "func", "args, batch, logits, sum_of_sample_mean"),
-    Names(
+    ContainsStrings(
         "backends/megatron_utils/model.py",
         (
             *("multimodal_train_inputs", "total_lengths", "response_lengths", "loss_masks", "log_probs"),
@@ -135,7 +135,7 @@ SLIME: tuple[Fact, ...] = (
         ),
         "what a loss is given",
     ),
-    Names(
+    ContainsStrings(
         "backends/megatron_utils/data.py",
         ("unconcat_tokens", "packed_seq_params", "multimodal_train_inputs", "thd"),
         "what a micro-batch has",

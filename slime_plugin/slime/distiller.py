@@ -1,7 +1,7 @@
 """SDCC between slime's hooks: the teacher rows of a batch, and of a step the teacher's states and the KL's coefficient.
 
-:class:`Distiller` decides when the teacher of :mod:`slime_plugin.train.sdcc` runs. slime has no hook after an update,
-so what follows from one (guard rails, moving average) happens before the next step.
+:class:`Distiller` decides when the teacher of :mod:`slime_plugin.train.distillation` runs. slime has no hook after an
+update, so what follows from one (guard rails, moving average) happens before the next step.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from slime_plugin.config.method import Distillation
 from slime_plugin.config.trainer import Trainer
-from slime_plugin.slime.packed_batch import Trained
+from slime_plugin.slime.packed_batch import TrainedIndices
+from slime_plugin.train.distillation import SdccSchedule, TeacherRow, TeacherStates, run_teacher
 from slime_plugin.train.loss import Leaves
 from slime_plugin.train.process_groups import sum_over_ranks
-from slime_plugin.train.sdcc import SdccSchedule, TeacherRow, TeacherStates, run_teacher
 from slime_plugin.train.snapshot import MovingAverage
 
 _log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Distiller:
                 multiple=self.trainer.parallel.multiple,
             )
 
-    def leaves(self, inputs: Mapping[str, Tensor], trained: Trained) -> Leaves | None:
+    def leaves(self, inputs: Mapping[str, Tensor], trained: TrainedIndices) -> Leaves | None:
         """Return the diverging leaves among the trained tokens of a micro-batch."""
         if self.states is None:
             return None
@@ -155,10 +155,10 @@ class Distiller:
         """Apply guard rails and moving average to the last update. Collective; a second call does nothing."""
         if self.observed is None:
             return
-        was_on = self.schedule.why_off is None
+        was_on = self.schedule.off_reason is None
         self.schedule.observe(*sum_over_ranks(self.observed, self.groups).tolist())
-        if was_on and self.schedule.why_off is not None and dist.get_rank() == 0:
-            _log.warning("SDCC's KL is switched off for the rest of the run: %s", self.schedule.why_off)
+        if was_on and self.schedule.off_reason is not None and dist.get_rank() == 0:
+            _log.warning("SDCC's KL is switched off for the rest of the run: %s", self.schedule.off_reason)
         self.observed = None
         if self.average is not None:
             self.average.update()

@@ -66,7 +66,7 @@ class ContextPart(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedIndices:
     """The trained tokens of a micro-batch that this rank's logits predict, each [M]."""
 
     logits: Tensor
@@ -81,7 +81,7 @@ class Trained:
     """One over the trained tokens of their rollout, in the dtype of the loss statistics."""
 
 
-def trained_tokens(batch: PackedBatch, part: ContextPart, logits: Tensor) -> Trained:
+def trained_tokens(batch: PackedBatch, part: ContextPart, logits: Tensor) -> TrainedIndices:
     device = logits.device
     parts: list[tuple[IntArray, IntArray]] = []
     rows_before = stream_before = 0
@@ -96,7 +96,7 @@ def trained_tokens(batch: PackedBatch, part: ContextPart, logits: Tensor) -> Tra
     response = masks.bool().nonzero()[:, 0]
     stream = stream[response]
     trained = torch.stack([torch.as_tensor(x, device=device) for x in batch["rollout_mask_sums"]])
-    return Trained(
+    return TrainedIndices(
         logits=rows[response],
         response=response,
         stream=stream,

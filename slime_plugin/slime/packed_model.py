@@ -19,7 +19,7 @@ from slime_plugin.train.tree_sequence import TreeSequence, tree_sequence, window
 
 
 class PackedTreeModel(TreeGPTModel):
-    """Row ``i - 1`` of its logits predicts token ``i`` of the stream, also where token ``i`` follows another token.
+    """Row ``i - 1`` of its logits predicts token ``i`` of the stream, even where token ``i`` follows another token.
 
     Under context parallelism it takes and returns the chunks that slime cuts rows into
     (:mod:`.packed_batch`); in between each rank has one contiguous window of the stream. Only token ids are exchanged
@@ -43,7 +43,7 @@ class PackedTreeModel(TreeGPTModel):
         **others: Any,
     ) -> Tensor:
         """``parent`` has the parents of all rows, ``length`` [rows] how many each has; ``visible`` [N, N] and
-        ``position`` [N] replace them for the one row of a micro-batch of the union packing. ``others`` is not used:
+        ``position`` [N] replace them for a micro-batch of one row with a mask of its own. ``others`` is not used:
         what slime passes to every model (labels, loss mask) and our numbers per token."""
         if not isinstance(packed_seq_params, TreeSequence):
             bounds = packed_seq_params.cu_seqlens_q.cpu().numpy()

@@ -7,6 +7,7 @@ The run folder is the parent of ``--save``. It gets one store per iteration, as 
 from __future__ import annotations
 
 import itertools
+import logging
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.files import replacing
 from slime_plugin.record import Record, StoreWriter, scan_store
 from slime_plugin.rollout.questions import rollout_name
-from slime_plugin.run.files import replacing
 from slime_plugin.run.folder import RunFolder
 from slime_plugin.run.metrics import flat_metrics
 from slime_plugin.slime.args import cell_of
@@ -25,6 +26,7 @@ from slime_plugin.slime.retention import latest_checkpoint
 from slime_plugin.slime.samples import Sample, put_record, record_of, reward_of
 from slime_plugin.slime.tool_failures import ToolCalls
 
+_log = logging.getLogger(__name__)
 PREFIX = "rollout/memorywalker/"
 """Prefix of the plugin's metrics among slime's."""
 _sampled: set[str | None] = set()
@@ -54,16 +56,26 @@ def refuse_failed_tools(folder: RunFolder | None, iteration: int, records: Itera
     raise MemoryWalkerError(f"iteration {iteration}: {problem}{where}")
 
 
-def record_evaluation(iteration: int, args: Namespace, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the records of an evaluation; ``data`` has the samples of each question set by name. Stores are named by
-    the trained iterations of the weights: slime evaluates before the first iteration and then after iterations."""
-    folder = folder_of(args)
-    if folder is None:
-        return
-    trained = _iterations_before(iteration, args)
+def record_evaluation(
+    iteration: int, args: Namespace, data: Mapping[str, Mapping[str, Any]], metrics: dict[str, Any] | None
+) -> None:
+    """Write the records of an evaluation, and add its tool calls to slime's metrics.
+
+    ``data`` has the samples of each question set by name. Stores are named by the trained iterations of the weights:
+    slime evaluates before the first iteration and then after iterations.
+    """
+    folder, limit = folder_of(args), cell_of(args).rollout.max_tool_failures
     for name, found in data.items():
         records = [record_of(sample) for sample in found["samples"]]
-        _write(folder.path / f"evaluation-{name}-{trained:05d}.records", records)
+        if folder is not None:
+            trained = _iterations_before(iteration, args)
+            _write(folder.path / f"evaluation-{name}-{trained:05d}.records", records)
+        calls = ToolCalls.of(records)
+        if metrics is not None:
+            metrics.update(flat_metrics(calls.to_json(), f"eval/{name}/memorywalker/"))
+        problem = calls.problem(limit)
+        if problem is not None:
+            _log.warning("evaluation %s says little about the policy: %s", name, problem)
 
 
 def _iterations_before(evaluation: int, args: Namespace) -> int:
@@ -85,7 +97,7 @@ def replayed_groups(iteration: int, args: Namespace, data_source: Any) -> list[l
     samples = [sample for group in groups for sample in group]
     if len(samples) != expected:
         raise ConfigError(
-            f"rollout.questions: slime makes {len(samples)} samples of them where {expected} are replayed; name at "
+            f"rollout.questions: slime provides {len(samples)} samples, but {expected} are replayed; name at "
             "least as many questions as trainer.prompts"
         )
     for sample, record in zip(samples, records, strict=True):

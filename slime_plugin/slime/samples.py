@@ -108,8 +108,7 @@ class RolloutService:
             return self._opened
 
     async def _stop_with_slime(self) -> None:
-        """slime aborts the requests of its engines and waits for its rollouts. One that waits for a tool would not
-        notice and continue for all its turns, so stop them all."""
+        """Stop all live rollouts once slime aborts: one that waits for a tool does not see engine requests aborted."""
         while True:
             await asyncio.sleep(ABORT_POLL_S)
             if aborted_by_slime(self._args):

@@ -16,11 +16,11 @@ from slime_plugin.rollout.tools.tool import TOOL_FAILURES
 MIN_FAILURES = 8
 """Fewer are no reason to stop, whatever their share."""
 _REMEDIES = {
-    "key": "the service refuses the API key: see its account",
+    "key": "check the API key and the credit of its account",
     "rate limit": "lower the tool's rate, or rollout.concurrency",
-    "unavailable": "see the log for what the service answered",
+    "unavailable": "the log of the rollouts has what the service answered",
     "timeout": "raise rollout.tool_seconds or the tool's timeout, or lower rollout.concurrency",
-    "crashed": "the tool raised an exception, which is in the log",
+    "crashed": "the tool raised an exception, which is in the log of the rollouts",
 }
 
 
@@ -43,7 +43,7 @@ class ToolCalls:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """Errors that are not the policy's doing, by kind."""
+        """Errors that the policy did not cause, by kind."""
         return {kind: number for kind, number in self.errors.items() if kind in TOOL_FAILURES}
 
     @property

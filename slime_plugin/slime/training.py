@@ -21,7 +21,7 @@ from slime_plugin.methods import Method, TrainedTokens, method_of
 from slime_plugin.methods.base import OWN_COLUMN
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.distiller import SCHEDULE_FILE, Distiller, ScheduleFile
-from slime_plugin.slime.packed_batch import ContextPart, PackedBatch, Trained, joined, trained_tokens
+from slime_plugin.slime.packed_batch import ContextPart, PackedBatch, TrainedIndices, joined, trained_tokens
 from slime_plugin.slime.packed_model import PackedTreeModel
 from slime_plugin.slime.refusals import check_args
 from slime_plugin.slime.retention import remove_outdated
@@ -119,7 +119,7 @@ class Training:
             self.distiller.observe(sums)
         return loss, sums
 
-    def logprobs(self, batch: PackedBatch, logits: Tensor) -> tuple[Tensor, Trained]:
+    def logprobs(self, batch: PackedBatch, logits: Tensor) -> tuple[Tensor, TrainedIndices]:
         """Return [M] log-probabilities of the trained tokens that this rank's logits predict."""
         rows, trained = self._predictions(batch, logits)
         return token_statistics(rows, trained.tokens, self._shard(rows))[0], trained
@@ -138,9 +138,14 @@ class Training:
         )
         return trained.stream[leaves.rows], found.kl
 
-    def _predictions(self, batch: PackedBatch, logits: Tensor) -> tuple[Tensor, Trained]:
+    @property
+    def context_part(self) -> ContextPart:
+        """Which tokens of a row are this rank's."""
+        return ContextPart.of(context_group(self.groups))
+
+    def _predictions(self, batch: PackedBatch, logits: Tensor) -> tuple[Tensor, TrainedIndices]:
         """Select [M, V/tp] logits in front of trained tokens from this rank's [1, T, V/tp]."""
-        trained = trained_tokens(batch, ContextPart.of(context_group(self.groups)), logits)
+        trained = trained_tokens(batch, self.context_part, logits)
         return logits[0].index_select(0, trained.logits), trained
 
     def _shard(self, rows: Tensor) -> Shard:

@@ -22,7 +22,7 @@ from slime_plugin.rollout.tool_calls import split_calls
 from slime_plugin.tap.payload import Purpose, Reply, StopReason, Text, ToolCall, ToolResult, ToolSpec
 from slime_plugin.tap.wire.wire_format import MAX_DEPTH
 
-Role = Literal["head", "system", "user", "tool", "assistant"]
+BlockRole = Literal["head", "system", "user", "tool", "assistant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Block:
 
     key: str
     """Blocks of the same content have the same key."""
-    role: Role
+    role: BlockRole
     tokens: tuple[int, ...]
     turn: Turn | None = None
     """The turn that sampled these tokens; None if they were rendered from text."""
@@ -74,7 +74,7 @@ class Block:
     """False for a turn whose thought was removed."""
 
 
-def key_of(role: Role, content: bytes) -> str:
+def key_of(role: BlockRole, content: bytes) -> str:
     return hashlib.blake2b(role.encode() + b"\0" + content, digest_size=16).hexdigest()
 
 

@@ -30,7 +30,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.rollout.server.ports import bind
+from slime_plugin.rollout.server.ports import bind, http_url
 from slime_plugin.tap.limits import ByteBudget, LimitedProtocol, ServerSettings, discard_body, parse_body, read_body
 from slime_plugin.tap.payload import Answer, ClientRequest, Payload, TapError
 from slime_plugin.tap.wire import WIRE_FORMATS, WireFormat
@@ -106,7 +106,7 @@ class TapApp:
     async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """In place of the application, on connections beyond the limit."""
         _prepare(scope)
-        response = await self._error(Request(scope), TapError("overloaded", "too many connections; come back later"))
+        response = await self._error(Request(scope), TapError("overloaded", "too many connections; retry later"))
         await response(scope, receive, send)
 
     def close(self) -> None:
@@ -335,8 +335,7 @@ class TapServer:
     @property
     def url(self) -> str:
         """Base URL; clients add the path."""
-        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
-        return f"http://{host}:{self.port}"
+        return http_url(self.settings.host, self.port)
 
     async def __aenter__(self) -> TapServer:
         # uvicorn's serve() without its signal handlers: signals belong to the embedding program.

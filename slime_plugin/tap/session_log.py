@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from slime_plugin.appending import append_whole, complete_lines, cut_incomplete_line
 from slime_plugin.errors import MemoryWalkerError
+from slime_plugin.files import append_whole, complete_lines, cut_incomplete_line
 from slime_plugin.rollout.engine.engine import Generation
 from slime_plugin.tap.blocks import Block, Turn, parse_turn
 from slime_plugin.tap.context_tree import ContextTree, Node
@@ -133,9 +133,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         try:
             entry = orjson.loads(line)
         except ValueError as error:
-            raise LogError(f"{path}: line {number} is not JSON ({error}); this is no log of the tap") from None
+            raise LogError(f"{path}: line {number} is not JSON ({error}); this is not a log of the tap") from None
         if not isinstance(entry, dict) or (number == 1 and entry.get("version") != VERSION):
-            raise LogError(f"{path}: line {number} is no entry of version {VERSION}; this is no log of the tap")
+            raise LogError(f"{path}: line {number} is not an entry of version {VERSION}; this is not a log of the tap")
         entries.append(entry)
     return entries
 

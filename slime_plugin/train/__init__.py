@@ -9,7 +9,7 @@ In the order of the data::
     vocabulary      logits split over tensor-parallel ranks -> log-probabilities, entropy, KL
     loss            what is minimised, and the sums that become metrics
     logdiff         these sums by size and place
-    sdcc            SDCC's teacher pass and schedule; snapshot has the moving average of the weights
+    distillation    SDCC's teacher pass and schedule; snapshot has the moving average of the weights
     pipeline        Megatron's pipeline schedule and data-parallel wrapper
     hf_weights      Hugging Face checkpoints in and out
 

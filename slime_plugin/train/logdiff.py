@@ -1,4 +1,4 @@
-"""Logdiff: the trainer's log-probability of a sampled token less the logged one, in nats, and where it is large.
+"""Logdiff: the trainer's log-probability of a sampled token minus the logged one, in nats, and where it is large.
 
 Everything is a sum over tokens under a fixed set of keys in a fixed order, so that sums of micro-batches, ranks and
 steps can be added by position, which is what slime's reducer does. Means are formed at the very end, by :func:`means`.

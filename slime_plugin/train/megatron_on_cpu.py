@@ -6,7 +6,7 @@ recompute. On a machine without a GPU each of these means the CPU. Everything el
 buffers, collectives over gloo - runs as it is.
 
 torch's own factory functions are left alone, because others rely on their identity (``with torch.device(...)``): the
-Megatron modules that name ``"cuda"`` get a torch of their own.
+Megatron modules that name ``"cuda"`` get a wrapper of torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def patch_for_cpu() -> None:
         module.torch = _TorchOnCpu()
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]  # a device will do
     torch.cuda.synchronize = lambda *_: None
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]  # it is where it belongs
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]  # already on the CPU
     megatron_random.CudaRNGStatesTracker.fork = _no_fork
     megatron_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     megatron_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)

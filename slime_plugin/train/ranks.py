@@ -17,6 +17,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -124,6 +125,16 @@ def _collect(pipes: list[Connection], on_progress: OnProgress) -> list[Any]:
     return [results[rank] for rank in range(len(pipes))]
 
 
+def join_world(store: str | Path, rank: int, ranks: int, *, device: int) -> None:
+    """Initialise torch.distributed in this process; the ranks meet in a file on this machine."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
+
+
 def _rank(
     pipe: Connection,
     folder: str,
@@ -133,16 +144,7 @@ def _rank(
     arguments: tuple[Any, ...],
 ) -> None:
     try:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(rank)
-        else:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
-        dist.init_process_group(
-            "nccl" if torch.cuda.is_available() else "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=ranks,
-        )
+        join_world(f"{folder}/store", rank, ranks, device=rank)
         result = function(lambda done: _send(pipe, "progress", done), *arguments)
         dist.barrier()  # no rank may end while another is in a collective
         _send(pipe, "result", result)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from slime_plugin.errors import LayoutError
-from slime_plugin.record.arrays import BoolArray, IntArray, Span, read_only, span_positions
+from slime_plugin.record.arrays import BoolArray, IntArray, Span, join_spans, read_only, span_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +114,3 @@ def plan_tree(parent: IntArray, window: Span | None = None) -> TreePlan:
         if start < high and stop > low
     ]
     return TreePlan(tokens, read_only(depth), tuple(blocks), (low, high))
-
-
-def join_spans(spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Drop empty spans and merge adjacent ones."""
-    joined: list[Span] = []
-    for start, stop in spans:
-        if start == stop:
-            continue
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return tuple(joined)

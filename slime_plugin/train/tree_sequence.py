@@ -29,7 +29,7 @@ class TreeSequence(PackedSeqParams):  # type: ignore[misc]  # megatron-core is n
     position: Tensor = None  # type: ignore[assignment]  # likewise
     """[window] position ids of this rank's tokens."""
     visible: Tensor | None = None
-    """[T, T] an explicit attention mask that replaces the plan: the union packing."""
+    """[T, T] an explicit attention mask that replaces the plan."""
     head_rows: Tensor | None = None
     """Which rows of the hidden states, over the whole row, the head gets, in this order; None: as they are."""
     project: bool = True
@@ -60,7 +60,7 @@ def tree_sequence(
     if visible is None:
         position = plan.depth
     elif position is None or cp_group is not None:
-        raise LayoutError("an explicit attention mask needs position ids and no context parallelism; use packing trie")
+        raise LayoutError("an explicit attention mask needs position ids and no context parallelism; set cp to 1")
     low, high = window
     size = high - low
     bounds = torch.tensor([0, size], dtype=torch.int32, device=device)  # for fused RoPE, whose kernel reads it

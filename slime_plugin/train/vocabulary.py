@@ -60,15 +60,12 @@ class _TokenStatistics(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, shard: Shard, chunk: int) -> tuple[Tensor, Tensor]:
         numbers = logits.new_empty((len(logits), 4), dtype=statistics_dtype(logits))
         for rows, z in _chunks(logits, shard, chunk):
-            peak = z.amax(dim=-1)
-            weights = (z - peak[:, None]).exp_()
             column, inside = _column(targets[rows], shard)
-            target = z.gather(1, column[:, None])[:, 0].masked_fill_(~inside, 0.0)
-            numbers[rows] = torch.stack((peak, weights.sum(-1), weights.mul_(z).sum(-1), target), dim=-1)
-        peaks, sums, means, target = _gather(numbers, shard.group).unbind(-1)  # each [tp, M]
-        log_sum, share = _combine(peaks, sums)
-        logprob = target.sum(0) - log_sum
-        entropy = log_sum - (means * share).sum(0)
+            target = z.gather(1, column[:, None]).masked_fill_(~inside[:, None], 0.0)
+            numbers[rows] = torch.cat((_moments(z), target), dim=-1)
+        everywhere = _gather(numbers, shard.group)  # [tp, M, 4]
+        log_sum, entropy, _ = _log_sum_and_entropy(everywhere[..., :3])
+        logprob = everywhere[..., 3].sum(0) - log_sum
         ctx.save_for_backward(logits, targets, log_sum, entropy)
         ctx.shard, ctx.chunk = shard, chunk
         return logprob, entropy
@@ -235,18 +232,11 @@ def _gather(numbers: Tensor, group: dist.ProcessGroup) -> Tensor:
     return everywhere
 
 
-def _combine(peaks: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """From each rank's maximum and sum of exponentials above it: [rows] log-sum-exp, and [tp, rows] what a rank's
-    sums of ``exp(z - its maximum)`` have to be multiplied with to become sums of probabilities."""
-    log_sum = torch.logsumexp(peaks + sums.log(), dim=0)
-    return log_sum, (peaks - log_sum).exp()
-
-
 def _moments(z: Tensor) -> Tensor:
     """[rows, 3] maximum, sum of exponentials above it, and the sum of z with those exponentials as weights."""
     peak = z.amax(dim=-1)
     weights = (z - peak[:, None]).exp_()
-    return torch.stack((peak, weights.sum(-1), (weights * z).sum(-1)), dim=-1)
+    return torch.stack((peak, weights.sum(-1), weights.mul_(z).sum(-1)), dim=-1)
 
 
 def _mean_gap(z_t: Tensor, z_s: Tensor) -> Tensor:
@@ -256,9 +246,11 @@ def _mean_gap(z_t: Tensor, z_s: Tensor) -> Tensor:
 
 
 def _log_sum_and_entropy(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From :func:`_moments` of all ranks: log-sum-exp, entropy, and the factors of :func:`_combine`."""
+    """From :func:`_moments` of all ranks: [rows] log-sum-exp, [rows] entropy, and [tp, rows] what a rank's sums of
+    ``exp(z - its maximum)`` have to be multiplied with to become sums of probabilities."""
     peaks, sums, means = moments.unbind(-1)
-    log_sum, share = _combine(peaks, sums)
+    log_sum = torch.logsumexp(peaks + sums.log(), dim=0)
+    share = (peaks - log_sum).exp()
     return log_sum, log_sum - (means * share).sum(0), share
 
 

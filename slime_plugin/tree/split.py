@@ -1,6 +1,6 @@
 """Split a tree that exceeds a token budget into trees that fit, duplicating as few nodes as possible.
 
-In lexicographic order consecutive branches span a subtree, whose size is the sum of the branches less what each shares
+In lexicographic order consecutive branches span a subtree, whose size is the sum of the branches minus what each shares
 with the one before. Choosing the cuts of that order is a shortest path over K+1 nodes: O(K^2).
 """
 

@@ -28,7 +28,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugin.record.arrays import BoolArray, IntArray
+from slime_plugin.record.arrays import BoolArray, IntArray, equal_spans
 from slime_plugin.tree.branches import Branch
 
 
@@ -90,10 +90,10 @@ def _fork_points(tokens: IntArray, branches: Sequence[Branch]) -> list[tuple[int
     The common prefix of any two rows is the minimum over the neighbours between them in sorted order.
     """
     order, adjacent = sort_branches(tokens, branches)
-    place = np.argsort(order)
+    position_of = np.argsort(order)
     forks = [(-1, 0)] if branches else []
     for b in range(1, len(branches)):
-        at = int(place[b])
+        at = int(position_of[b])
         shared = np.concatenate(
             (np.minimum.accumulate(adjacent[:at][::-1])[::-1], [0], np.minimum.accumulate(adjacent[at:]))
         )  # [branches] in sorted order: tokens in common with branch b
@@ -137,11 +137,11 @@ def _train_shared(chains: list[_Chain], path: _Path, branch: Branch, shared: int
         chain.tape[free - chain.depth] = branch.tape[free]
         chain.trained[free - chain.depth] = True
     twins = np.concatenate(taken)
-    for run in np.split(twins, np.flatnonzero(np.diff(twins) != 1) + 1):
-        if run.size:
-            first = int(run[0])
-            below = next((index for index, low, high in path if low < first <= high), -1)
-            chains.append(_Chain(branch.tape[run], branch.trained[run], first, below))
+    for start, stop in equal_spans(twins - np.arange(twins.size)):  # consecutive depths
+        run = twins[start:stop]
+        first = int(run[0])
+        below = next((index for index, low, high in path if low < first <= high), -1)
+        chains.append(_Chain(branch.tape[run], branch.trained[run], first, below))
     return twins.size
 
 

@@ -110,6 +110,7 @@ def test_routing_is_what_the_router_can_do(
 def test_the_log_probability_passes_of_slime_work_in_chunks() -> None:
     """Otherwise they hold a second copy of the logits of a whole row."""
     assert value_of(load_cell(CELL), "log-probs-chunk-size") == "4096"
+    assert value_of(load_cell(CELL, ("cluster.flags={log-probs-chunk-size: 512}",)), "log-probs-chunk-size") == "512"
 
 
 def test_engines_of_their_own() -> None:
@@ -145,7 +146,7 @@ def test_further_flags_are_checked() -> None:
             "cluster.flags={log-pasrate: true}",
             r"cluster\.flags\.log-pasrate: slime has no flag --log-pasrate; use .*--log-passrate",
         ),
-        ("cluster.flags={lr: 0.1}", r"cluster\.flags\.lr: the cell decides about --lr \(trainer\.lr\)"),
+        ("cluster.flags={lr: 0.1}", r"cluster\.flags\.lr: --lr is set by the cell \(trainer\.lr\); leave it out"),
         ("cluster.flags={log-multi-turn: 3}", "--log-multi-turn takes 0 values and has 1"),
         ("cluster.flags={wandb-host: true}", "--wandb-host takes 1 value and has 0"),
         ("cluster.flags={wandb-key: secret}", "give it by an environment variable"),
@@ -211,7 +212,7 @@ class TestCommand:
         assert result.exit_code == 0
         (line,) = result.stdout.splitlines()
         assert shlex.split(line) == words(load_cell(CELL, ("trainer.iterations=7",)), Path("runs/agentfold-sdcc"))
-        assert "Not here: model: there is no folder models/Qwen3-4B" in result.stderr
+        assert "Missing: model: there is no folder models/Qwen3-4B" in result.stderr
 
     def test_it_explains_every_flag(self) -> None:
         result = run("slime-args", str(CELL), "--explain")
@@ -252,7 +253,7 @@ class TestCommand:
         cell = str(ROOT / "configs" / "cells" / "claude_code-sdcc.yaml")
         result = run("slime-args", cell, "harness.program=nowhere")
         assert result.exit_code == 0
-        assert "Not here: harness.program: nowhere is not an executable" in result.stderr
+        assert "Missing: harness.program: nowhere is not an executable" in result.stderr
         assert run("slime-args", cell, "--write", "--out", str(tmp_path / "x")).exit_code == 1
 
     def test_wrong_settings_are_told_all_at_once(self) -> None:

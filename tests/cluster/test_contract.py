@@ -13,7 +13,7 @@ import pytest
 
 from slime_plugin.cluster import driver
 from slime_plugin.hooks import rollout, train
-from slime_plugin.slime.contract import MEGATRON, SLIME, CallSite, Fact, Names, Takes, contract_problems
+from slime_plugin.slime.contract import MEGATRON, SLIME, CallSite, ContainsStrings, Fact, Takes, contract_problems
 from slime_plugin.slime.hook_names import ROLLOUT_HOOKS, TRAINING_HOOKS
 
 HOOKS: dict[str, Callable[..., Any]] = {
@@ -67,7 +67,7 @@ def source_of(facts: list[Fact]) -> str:
     for fact in facts:
         if isinstance(fact, CallSite):
             lines.append(f"{fact.callee}({fact.arguments})")
-        elif isinstance(fact, Names):
+        elif isinstance(fact, ContainsStrings):
             lines.append(repr(fact.texts))
         else:
             outer, _, name = fact.function.rpartition(".")

@@ -75,6 +75,17 @@ def test_code_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert problems(reward={"type": "mine:judge"}, tracking={"metrics": ["mine:folds"]}) == []
 
 
+def test_code_that_cannot_be_imported_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may need packages that only the nodes have; the command line is shown all the same."""
+    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems(reward={"type": "needy:judge"})
+    assert problem.startswith("reward.type: cannot be imported here (ModuleNotFoundError: No module named")
+    (problem,) = problems(tracking={"metrics": ["needy:folds"]})
+    assert problem.startswith("tracking.metrics: cannot be imported here")
+    assert run("slime-args", CELL, "reward=needy:judge").exit_code == 0
+
+
 def test_the_program_of_an_agent(tmp_path: Path) -> None:
     long = {"context_tokens": 40000, "turn_tokens": 2000}
     (problem,) = problems(harness={"type": "slime_plugin.agents:Driver"})
@@ -105,7 +116,7 @@ def test_nothing_is_needed_twice_or_for_nothing() -> None:
 def test_the_command_line_is_shown_without_them_and_written_only_with_them(tmp_path: Path) -> None:
     shown = run("slime-args", CELL)
     assert shown.exit_code == 0
-    assert "Not here: tools.0.backend: the environment variable DASHSCOPE_API_KEY is not set" in shown.stderr
+    assert "Missing: tools.0.backend: the environment variable DASHSCOPE_API_KEY is not set" in shown.stderr
     written = run("slime-args", CELL, "--write", "--out", str(tmp_path / "run"))
     assert written.exit_code == 1
     assert "DASHSCOPE_API_KEY" in written.stderr

@@ -13,17 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.black_box.driver import FoldingAgentDriver
 from slime_plugin.architecture import PUBLISHED
 from slime_plugin.cli.plan import MAY_BE_ZERO
+from slime_plugin.config.custom import NoSettings
 from slime_plugin.config.frozen import models_in, tag_of
-from slime_plugin.config.harness import Harness
+from slime_plugin.config.harness import BlackBox, Harness
 from slime_plugin.config.method import METHODS, LogitTree, Mask4d
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.trainer import Trainer
+from slime_plugin.config.workload import Workload
 from slime_plugin.methods import lay_out, method_of
 from slime_plugin.planner.job import GPUS, counted_workload
 from slime_plugin.planner.memory import GB, rank_parameters
 from slime_plugin.record import Edit, Meta, Record, Span
+from slime_plugin.rollout.editors import Editor
 from slime_plugin.tree import Trajectory, branches_of, build_trie
 from tests.cli import run
 from tests.cluster.tables import CELLS, CONFIGS, NODES, memory_table, method_table, planned, time_table
@@ -251,6 +255,35 @@ def test_the_estimates_are_of_the_rollout_that_is_described(harness: str) -> Non
     assert estimate.longest_tape > found.longest_tape
 
 
+class OwnEditor(Editor[NoSettings]):
+    """An editor that does not say how large its rollouts are."""
+
+
+class SizedEditor(Editor[NoSettings]):
+    workload = WORKLOADS["memexrl"]
+
+
+class SizedDriver(FoldingAgentDriver):
+    workload = WORKLOADS["opencode"]
+
+
+@pytest.mark.parametrize(
+    ("harness", "workload"),
+    [
+        (f"{{type: '{__name__}:OwnEditor'}}", WORKLOADS["tc_rag"]),
+        (f"{{type: '{__name__}:SizedEditor'}}", WORKLOADS["memexrl"]),
+        ("{type: 'examples.black_box.driver:FoldingAgentDriver', corpus: facts.jsonl}", BlackBox.workload),
+        (f"{{type: '{__name__}:SizedDriver', corpus: facts.jsonl}}", WORKLOADS["opencode"]),
+    ],
+)
+def test_a_harness_of_ones_own_is_planned_as_what_it_is(harness: str, workload: Workload) -> None:
+    plan = planned("tc_rag-mask4d", f"harness={harness}")
+    assert plan.job.workload == workload
+    agents = "corpus" in harness
+    assert plan.job.concurrency == (16 if agents else 64)
+    assert any("harness.processes" in note for note in plan.notes) == agents
+
+
 def test_turns_are_runs_of_sampled_tokens() -> None:
     assert counted_workload([typical("search_r1")]).turns == 10
 
@@ -362,12 +395,14 @@ def test_stages_wait_for_each_other() -> None:
     assert waiting.imbalance == pytest.approx(waiting.update / batches)
 
 
-def test_what_saturates_first_is_said_with_both_numbers() -> None:
+def test_the_bottleneck_is_said_with_both_numbers() -> None:
     plan = planned("search_r1")
-    assert plan.saturates.startswith(f"the longest rollout takes {plan.phases.tail:.0f} of {plan.phases.total:.0f} s, ")
-    assert "no GPU shortens it" in plan.saturates
+    assert plan.bottleneck.startswith(
+        f"the longest rollout takes {plan.phases.tail:.0f} of {plan.phases.total:.0f} s, "
+    )
+    assert "more GPUs do not shorten it" in plan.bottleneck
     quick = planned("claude_code-logittree", "rollout.turns=10", gpu="a100")
-    assert quick.saturates.startswith("computing updates takes")
+    assert quick.bottleneck.startswith("computing updates takes")
 
 
 # What is shipped
@@ -453,6 +488,9 @@ def test_an_evaluation_by_hand(tmp_path: Path) -> None:
     assert planned(*of_file).job.evaluation_rollouts == 256
     assert planned(*of_file, "evaluation.limit=null", "evaluation.samples=2").job.evaluation_rollouts == 600
     assert planned("tc_rag-mask4d", "evaluation.questions=null").evaluation_seconds == 0
+    unknown = planned("tc_rag-mask4d", "evaluation.limit=null")
+    assert (unknown.evaluation_seconds, len(unknown.notes)) == (0, 1 + len(training.notes))
+    assert "there is no file data/dev.jsonl" in unknown.notes[-1]
 
 
 # The command
@@ -464,7 +502,7 @@ CELL = str(CONFIGS / "cells" / "agentfold-mask4d.yaml")
 def test_the_command_prints() -> None:
     result = run("plan", CELL, "--with", str(CONFIGS / "nodes" / "4.yaml"), "--gpu", "a100")
     assert (result.exit_code, result.stderr) == (0, "")
-    for words in ("agentfold x mask4d: 64 rollouts in 8 steps", "4 x 8 A100: 4 replicas of tp 8", "saturates first: "):
+    for words in ("agentfold x mask4d: 64 rollouts in 8 steps", "4 x 8 A100: 4 replicas of tp 8", "bottleneck: "):
         assert words in result.stdout
     assert "tokens (estimated)" in result.stdout
 
@@ -476,7 +514,7 @@ def test_the_command_as_json() -> None:
     assert value["rank"]["weights"] == plan.rank.weights
     assert value["rank_bytes"] == plan.rank.total
     assert value["iteration_seconds"] == plan.phases.total == pytest.approx(sum(value["phases"].values()))
-    assert value["saturates"] == plan.saturates
+    assert value["saturates"] == plan.bottleneck
     assert value["assumptions"]["tool_seconds"] == 3
 
 

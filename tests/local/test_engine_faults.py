@@ -107,8 +107,8 @@ def test_a_run_whose_tools_are_down_is_not_trained_on_error_messages(real_runs: 
     assert first.end() == 1
     assert re.fullmatch(
         r"iteration 0: (\d+) of \1 tool calls failed for no fault of the policy \(unavailable \1\): 100%, over "
-        r"rollout\.max_tool_failures 0\.3; see the log for what the service answered, then resume; its rollouts are in "
-        r".*/rollout-00000\.attempt-1\.records",
+        r"rollout\.max_tool_failures 0\.3; the log of the rollouts has what the service answered, then resume; its "
+        r"rollouts are in .*/rollout-00000\.attempt-1\.records",
         error_line(first.stderr),
     ), first.stderr
     assert places(first.folder) == []

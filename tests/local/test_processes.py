@@ -20,7 +20,15 @@ import pytest
 
 from slime_plugin.errors import MemoryWalkerError
 from slime_plugin.run import processes
-from slime_plugin.run.processes import Ledger, descendants, end_leftovers, is_alive, start_ticks, supervised, terminate
+from slime_plugin.run.processes import (
+    ProcessRegistry,
+    descendants,
+    is_alive,
+    start_ticks,
+    supervised,
+    terminate,
+    terminate_leftovers,
+)
 from tests.conftest import ROOT
 
 STUBBORN = (
@@ -65,15 +73,15 @@ def test_a_number_that_is_used_again_is_another_process(
     bystander = start("sleep", "600")
     path, began = tmp_path / "processes.json", start_ticks(psutil.Process(bystander.pid))
     path.write_text(json.dumps({"scratch": "", "processes": [{"pid": bystander.pid, "began": began - 1}]}))
-    assert end_leftovers(path) == 0
+    assert terminate_leftovers(path) == 0
     assert bystander.poll() is None
     path.write_text(json.dumps({"scratch": "", "processes": [{"pid": bystander.pid, "began": began}]}))
-    assert end_leftovers(path) == 1
+    assert terminate_leftovers(path) == 1
     assert bystander.wait(10) == -signal.SIGTERM
 
 
 def test_the_start_of_a_process_is_the_one_that_the_kernel_tells(start: Callable[..., subprocess.Popen[str]]) -> None:
-    """In clock ticks since boot, as ledgers of version 0.6.0 have it."""
+    """In clock ticks since boot, as registries of version 0.6.0 have it."""
     child = start("sleep", "600")
     fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].split()
     assert start_ticks(psutil.Process(child.pid)) == int(fields[19])
@@ -139,7 +147,7 @@ def test_who_does_not_end_when_asked_is_killed(
 def test_the_next_start_ends_what_a_killed_run_left(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """A driver that is killed: its ledger names a child, and a grandchild that came later."""
+    """A driver that is killed: its registry names a child, and a grandchild that came later."""
     path = tmp_path / "processes.json"
     bystander = start("sleep", "600")
     driver = start(
@@ -147,11 +155,11 @@ def test_the_next_start_ends_what_a_killed_run_left(
         "-c",
         f"""
 import pathlib, subprocess, time
-from slime_plugin.run.processes import Ledger
-ledger = Ledger(pathlib.Path({str(path)!r}))
+from slime_plugin.run.processes import ProcessRegistry
+registry = ProcessRegistry(pathlib.Path({str(path)!r}))
 child = subprocess.Popen(["sh", "-c", "sleep 1; sleep 600 & wait"], start_new_session=True)
-ledger.update()
-print(ledger.scratch, flush=True)
+registry.update()
+print(registry.scratch, flush=True)
 time.sleep(600)
 """,
     )
@@ -162,26 +170,26 @@ time.sleep(600)
         if len(below := descendants(driver.pid)) == 2 and "sleep" in {process.name() for process in below}:
             break
         time.sleep(0.02)
-    time.sleep(1.2)  # the first sleep is over, so the second one is in no ledger
+    time.sleep(1.2)  # the first sleep is over, so the second one is in no registry
     below = descendants(driver.pid)
     driver.kill()
     driver.wait()
-    assert end_leftovers(path) == 1
+    assert terminate_leftovers(path) == 1
     assert not any(map(is_alive, below))
     assert not scratch.exists()
     assert not path.exists()
     assert bystander.poll() is None
-    assert end_leftovers(path) == 0
+    assert terminate_leftovers(path) == 0
 
 
 def test_what_was_started_before_the_run_is_left_alone(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     before = start("sleep", "600")
-    ledger = Ledger(tmp_path / "processes.json")
+    registry = ProcessRegistry(tmp_path / "processes.json")
     ours = start("sleep", "600")
-    ledger.update()
-    ledger.end()
+    registry.update()
+    registry.end()
     assert ours.wait(10) == -signal.SIGTERM
     assert before.poll() is None
 
@@ -198,16 +206,16 @@ def test_whoever_writes_into_the_temporary_folder_of_a_killed_run_belongs_to_it(
     for process in (writer, reader):
         assert process.stdout is not None
         process.stdout.readline()
-    assert end_leftovers(path) == 1
+    assert terminate_leftovers(path) == 1
     assert writer.wait(10) == -signal.SIGTERM
     assert reader.poll() is None
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "{}", '{"scratch": 1, "processes": [{}]}'])
-def test_a_ledger_that_makes_no_sense_ends_nothing(tmp_path: Path, content: str) -> None:
+def test_a_registry_that_makes_no_sense_ends_nothing(tmp_path: Path, content: str) -> None:
     path = tmp_path / "processes.json"
     path.write_text(content)
-    assert end_leftovers(path) == 0
+    assert terminate_leftovers(path) == 0
     assert not path.exists()
 
 
@@ -215,22 +223,22 @@ def test_only_a_temporary_folder_of_a_run_is_removed(tmp_path: Path) -> None:
     path, precious = tmp_path / "processes.json", tmp_path / "precious"
     precious.mkdir()
     path.write_text(json.dumps({"scratch": str(precious), "processes": []}))
-    end_leftovers(path)
+    terminate_leftovers(path)
     assert precious.is_dir()
 
 
-def test_a_ledger_that_cannot_be_written_is_told_and_still_ends_everything(
+def test_a_registry_that_cannot_be_written_is_told_and_still_ends_everything(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("something else")
-    ledger = Ledger(tmp_path / "file" / "processes.json")
+    registry = ProcessRegistry(tmp_path / "file" / "processes.json")
     with pytest.raises(MemoryWalkerError, match=r"processes.json: cannot be written: Not a directory"):
-        ledger.update()
-    assert ledger.scratch.parent == Path(tempfile.gettempdir())
+        registry.update()
+    assert registry.scratch.parent == Path(tempfile.gettempdir())
     child = start("sleep", "600")
-    ledger.end()
+    registry.end()
     assert child.wait(10) == -signal.SIGTERM
-    assert not ledger.scratch.exists()
+    assert not registry.scratch.exists()
 
 
 def test_a_supervisor_starts_wherever_psutil_is_installed(tmp_path: Path) -> None:

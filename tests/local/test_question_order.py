@@ -61,7 +61,7 @@ def test_what_is_left_over_in_one_epoch_is_asked_in_another() -> None:
 
 
 def test_too_few_questions_are_told_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"trainer.prompts is 5, but questions.jsonl has 4 questions; ask fewer"):
+    with pytest.raises(ConfigError, match=r"trainer.prompts is 5, but questions.jsonl has 4 questions; lower trainer"):
         questions_of(questions(4), 5, 0, 0, PATH)
 
 

@@ -20,7 +20,7 @@ from slime_plugin.slime.distiller import ScheduleFile
 from slime_plugin.slime.recording import PREFIX
 from slime_plugin.slime.retention import TRACKER, outdated, remove_outdated
 from slime_plugin.slime.samples import record_of
-from slime_plugin.train.sdcc import SdccSchedule
+from slime_plugin.train.distillation import SdccSchedule
 from tests.local.test_train_data import batch, samples_of
 
 
@@ -155,7 +155,7 @@ def test_a_replay_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             return super().get_samples(1)
 
     hooks.rollout_log(2, args_of(tmp_path), samples_of(batch((1.0, 0.0, 0.5, 0.5))), None, 1.0)
-    with pytest.raises(ConfigError, match="slime makes 2 samples of them where 4 are replayed"):
+    with pytest.raises(ConfigError, match="slime provides 2 samples, but 4 are replayed"):
         hooks.replay(args, 2, Short())
 
 
@@ -173,11 +173,11 @@ class TestWhatSdccRemembers:
             memory.begin(iteration, schedule)
             if iteration == 1:
                 schedule.observe(1.0, 99.0, 0.0)
-        assert schedule.why_off is not None
+        assert schedule.off_reason is not None
         for iteration, off in ((1, False), (2, True), (3, True), (7, True)):  # 7: it ended between two iterations
             resumed = self.schedule()
             ScheduleFile(path, writes=False).begin(iteration, resumed)
-            assert (resumed.why_off is not None) == off, iteration
+            assert (resumed.off_reason is not None) == off, iteration
 
     def test_the_last_attempt_at_an_iteration_counts_and_half_a_line_is_none(self, tmp_path: Path) -> None:
         path = tmp_path / "sdcc.jsonl"
@@ -193,7 +193,7 @@ class TestWhatSdccRemembers:
         for _ in range(2):  # and what is written behind it is on a line of its own
             resumed = self.schedule()
             ScheduleFile(path, writes=True).begin(5, resumed)
-            assert resumed.why_off is None
+            assert resumed.off_reason is None
 
     def test_only_one_rank_writes_and_only_the_first_time_is_read(self, tmp_path: Path) -> None:
         path, schedule = tmp_path / "sdcc.jsonl", self.schedule()
@@ -204,4 +204,4 @@ class TestWhatSdccRemembers:
         switched.observe(1.0, 99.0, 0.0)
         ScheduleFile(path, writes=True).begin(1, switched)
         reader.begin(1, schedule)
-        assert schedule.why_off is None, "it has been here all along"
+        assert schedule.off_reason is None, "it has been here all along"

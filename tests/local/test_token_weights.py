@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import METHODS, LogitTree, Method, NaiveCompressed
+from slime_plugin.config.method import METHODS, LogitTree, MethodSettings, NaiveCompressed
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.methods import lay_out
 from tests.local.test_train_data import batch, samples_of, train_data
@@ -14,7 +14,7 @@ from tests.train import oracle
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.type)
-def test_weights_ride_on_all_rows_or_on_none(method: Method) -> None:
+def test_weights_ride_on_all_rows_or_on_none(method: MethodSettings) -> None:
     """slime concatenates what rides on the rows of a micro-batch."""
     rollouts = batch((1.0, None, 0.2, 0.7), ("completed", "aborted", "completed", "completed"))
     plain = train_data(samples_of(rollouts), Cell(method=method))

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import METHODS, LogitTree, Mask4d, Method, NaiveCompressed, Sdcc
+from slime_plugin.config.method import METHODS, LogitTree, Mask4d, MethodSettings, NaiveCompressed, Sdcc
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 from slime_plugin.hooks import rollout as hooks
 from slime_plugin.local.sample import Sample, recorded_samples
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Meta, Record, read_records
 from slime_plugin.report.summary import summarise
-from slime_plugin.rollout.runner import Tally
+from slime_plugin.rollout.runner import RunTotals
 from slime_plugin.slime.args import cell_of
 from slime_plugin.slime.batch import Batch, batch_of
 from slime_plugin.slime.samples import put_record, question_of, record_of
@@ -50,12 +50,12 @@ def train_data(samples: Sequence[Sample], cell: Cell) -> dict[str, list[Any]]:
     return hooks.convert_samples(Namespace(memorywalker=cell.to_json()), samples)
 
 
-def args_of(method: Method, **settings: Any) -> Namespace:
+def args_of(method: MethodSettings, **settings: Any) -> Namespace:
     return Namespace(memorywalker=Cell(method=method, **settings).to_json())
 
 
 @pytest.mark.parametrize("method", [LogitTree(), Mask4d(), Mask4d(packing="replicated")], ids=lambda m: str(m)[:40])
-def test_every_sampled_token_is_there_once_under_its_own_context(method: Method) -> None:
+def test_every_sampled_token_is_there_once_under_its_own_context(method: MethodSettings) -> None:
     rollouts = batch((1.0, 0.0, 0.2, 0.2))
     data = train_data(samples_of(rollouts, 10), Cell(method=method))
     assert len({len(values) for values in data.values()}) == 1, "an entry per row under every key"
@@ -79,7 +79,7 @@ def test_every_sampled_token_is_there_once_under_its_own_context(method: Method)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.type)
-def test_rollouts_count_once_whatever_their_rows(method: Method) -> None:
+def test_rollouts_count_once_whatever_their_rows(method: MethodSettings) -> None:
     data = train_data(samples_of(batch((1.0, 0.0, 0.2, 0.2)), 5), Cell(method=method, std=False))
     for number, advantage in {5: 0.5, 6: -0.5, 7: 0.0, 8: 0.0}.items():
         rows = [i for i, rollout in enumerate(data["rollout_ids"]) if rollout == number]
@@ -140,7 +140,7 @@ def test_an_excluded_rollout_counts_in_no_mean_of_rewards() -> None:
     assert Batch.of(samples, Cell(method=Mask4d())).metrics()["reward"] == 0.25
     assert data["raw_reward"][data["rollout_ids"].index(2)] == 0.0
     assert summarise(rollout.record for rollout in rollouts)["total"]["reward"] == 0.25
-    totals = Tally(4)
+    totals = RunTotals(4)
     for rollout in rollouts:
         totals.add(rollout.record, 1)
     assert totals.reward == 0.25
@@ -161,6 +161,8 @@ def test_a_job_records_what_it_trains(tmp_path: Path) -> None:
     replayed, trained = (train_data(found, cell_of(args)) for found in (again, samples))
     np.testing.assert_equal(replayed, trained)
     assert Batch.of(again, cell_of(args)).metrics() == batch_of(args, samples).metrics()
+    counted = summarise(stored)["total"]["methods"]["logittree"]
+    assert counted["lost"] == batch_of(args, samples).metrics()["lost"] == {"removed": stored[1].sampled}
 
 
 def test_a_batch_is_laid_out_once_for_metrics_and_train_data() -> None:

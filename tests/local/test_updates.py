@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import Mask4d, Method, Sdcc
+from slime_plugin.config.method import Mask4d, MethodSettings, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.trainer import Trainer
 from slime_plugin.hooks.rollout import convert_samples
@@ -50,7 +50,7 @@ SPLITS = {
 class Work:
     model: Path
     records: Sequence[Record]
-    method: Method
+    method: MethodSettings
     trainer: Trainer
     out: Path
 

@@ -142,7 +142,7 @@ def test_a_corpus_that_is_none(lines: str, words_of_the_error: str, tmp_path: Pa
 
 
 def test_a_corpus_that_is_not_there(tmp_path: Path) -> None:
-    async def run(configs: Sequence[config.Tool]) -> None:
+    async def run(configs: Sequence[config.ToolSettings]) -> None:
         async with open_tools(configs, {}):
             raise AssertionError
 

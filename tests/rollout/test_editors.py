@@ -212,7 +212,7 @@ def test_the_registry_and_the_configuration_name_the_same_editors() -> None:
 @pytest.mark.parametrize(
     ("harness", "words"),
     [
-        ({"type": "tests.rollout.policy:Scripted"}, "is no subclass of slime_plugin.rollout.editors.Editor"),
+        ({"type": "tests.rollout.policy:Scripted"}, "is not a subclass of slime_plugin.rollout.editors.Editor"),
         ({"type": "tests.rollout.nowhere:X"}, "there is no module 'tests.rollout.nowhere'"),
         ({"type": "examples.editors.keep_last:KeepLast", "kep": 2}, "harness: kep: unknown key; use 'keep'"),
         ({"type": "examples.editors.keep_last:KeepLast", "keep": -2}, "greater than or equal to 0, but it is -2"),

@@ -121,7 +121,7 @@ async def running(fake: Fake, port: int = 0) -> AsyncIterator[Fake]:
 def client(
     url: str, retries: int = 3, timeout: float = LONG, stop_ids: Sequence[int] = (9, 2), **sampling: Any
 ) -> SglangEngine:
-    settings = config.Engine(url=url, retries=retries, timeout=timeout, backoff=0.001)
+    settings = config.EngineSettings(url=url, retries=retries, timeout=timeout, backoff=0.001)
     return SglangEngine(url, settings, config.Rollout(**sampling), frozenset(stop_ids))
 
 
@@ -243,15 +243,15 @@ def test_a_log_probability_above_0_by_a_rounding_error_is_kept_as_it_is() -> Non
         (answer(output_token_logprobs=[[None, 7, None], [-1.0, 8, None], [-1.0, 9, None]]), "NoneType"),
         (
             answer(output_token_logprobs=[["nan", 7], [-1.0, 8], [-1.0, 9]]),
-            "one (nan is no log-probability; 1 of 3",
+            "one (nan is not a log-probability; 1 of 3",
         ),
         (
             answer(output_token_logprobs=[[-1, 7], ["-inf", 8], [-1, 9]]),
-            "one (-inf is no log-probability; 1 of 3",
+            "one (-inf is not a log-probability; 1 of 3",
         ),
         (
             answer(output_token_logprobs=[[-1, 7], [-1, 8], [0.25, 9]]),
-            "one (0.25 is no log-probability; 1 of 3",
+            "one (0.25 is not a log-probability; 1 of 3",
         ),
         (answer(output_token_logprobs=[7, 8, 9]), "no ids and log-probabilities"),
         (answer(output_token_logprobs={"7": -1.0}), "no ids and log-probabilities"),

@@ -17,7 +17,7 @@ import pytest
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import load_config
-from slime_plugin.config.rollout import Engine, Rollout
+from slime_plugin.config.rollout import EngineSettings, Rollout
 from slime_plugin.record import Meta, Record, StoreWriter, read_records
 from slime_plugin.rollout.context import Context
 from slime_plugin.rollout.engine.engine import EngineError, Generation, Request
@@ -36,7 +36,7 @@ from tests.rollout.router import Router
 
 START = CHAT.prompt("append", "What is it?", ())
 PROMPT = [*START, *CHAT.open_turn()]
-BRISK = Engine(timeout=60.0, retries=0)
+BRISK = EngineSettings(timeout=60.0, retries=0)
 RANDOM = Rollout(temperature=20.0)
 """Nearly uniform sampling, so that a turn goes on for hundreds of tokens."""
 
@@ -55,7 +55,7 @@ def test_an_engine_that_is_killed_in_mid_turn_and_restarted_costs_no_rollout(pol
     """And the restarted one, whose cache is empty, goes on with the same rollouts."""
     server = Server(Flags(MODEL, "cpu", max_total_tokens=16384), port=free_port())
     settings = cell("agentfold", concurrency=16)
-    patient = Engine(retries=1000, timeout=1800.0)  # as long as the restart may take
+    patient = EngineSettings(retries=1000, timeout=1800.0)  # as long as the restart may take
 
     async def play() -> None:
         stop = asyncio.Event()

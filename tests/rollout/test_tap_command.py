@@ -197,7 +197,7 @@ def test_an_interrupt_ends_the_agent_and_keeps_what_it_did(server: Server, tmp_p
         (["run", "--harness", "opncode", "--task", "x", "--out", "{out}"], "opncode"),
         (["run", "--harness", AGENT, "--task", "x", "--out", "{out}", "harness.corpus=README.md"], "model"),
         (["serve", CELL, "--logs", "{out}", "--host", "0.0.0.0"], "where other machines reach it"),
-        (["recover", "README.md", "--config", CELL, "--out", "{out}"], "no log of the tap"),
+        (["recover", "README.md", "--config", CELL, "--out", "{out}"], "not a log of the tap"),
         (["recover", "configs", "--config", CELL, "--out", "{out}"], "there is no *.tap.jsonl in configs"),
         (
             ["run", "--harness", AGENT, "--config", CELL, "--task", "x", "--out", "{out}", "harness.corpus=nil"],

@@ -240,7 +240,7 @@ def test_tools_of_ones_own_that_are_none(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         asyncio.run(run())
     assert str(caught.value).splitlines() == [
-        f"tools.0: {name}:NoTool is no tool: it needs a schema (rollout.tools.Schema) and __call__",
+        f"tools.0: {name}:NoTool is not a tool: it needs a schema (rollout.tools.Schema) and __call__",
         "tools.1: zon: unknown key; use 'zone'",
         f"tools.2.type: '{name}' has no 'Clok'; use 'Clock'",
         f"tools.3: {name}:Plain takes no settings, but x is given; make it a class with a model named Settings",
@@ -257,5 +257,5 @@ def test_what_is_no_class_is_taken_as_it_is() -> None:
 def test_a_class_that_is_no_subclass_names_the_base_as_users_import_it(where: str, base: type[Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_class(Custom(type="collections:Counter"), base, where)
-    path = str(caught.value).removeprefix(f"{where}.type: collections:Counter is no subclass of ")
+    path = str(caught.value).removeprefix(f"{where}.type: collections:Counter is not a subclass of ")
     assert load_object(path.replace(f".{base.__name__}", f":{base.__name__}"), "x") is base

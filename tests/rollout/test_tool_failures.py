@@ -10,7 +10,7 @@ import pytest
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import MemoryWalkerError
-from slime_plugin.hooks.rollout import rollout_log
+from slime_plugin.hooks.rollout import evaluation_log, rollout_log
 from slime_plugin.local.sample import Sample, recorded_samples
 from slime_plugin.record import Meta, Record, read_records
 from slime_plugin.slime.args import args_of
@@ -69,7 +69,7 @@ def test_a_job_whose_tools_fail_stops(tmp_path: Path) -> None:
     kept = tmp_path / "rollout-00003.attempt-1.records"
     assert str(caught.value) == (
         "iteration 3: 12 of 32 tool calls failed for no fault of the policy (key 11, timeout 1): 38%, over "
-        "rollout.max_tool_failures 0.3; the service refuses the API key: see its account, then resume; its rollouts "
+        "rollout.max_tool_failures 0.3; check the API key and the credit of its account, then resume; its rollouts "
         f"are in {kept}"
     )
     assert len(list(read_records([kept]))) == 4
@@ -94,3 +94,14 @@ def test_recorded_rollouts_are_replayed_whatever_their_tools_did(tmp_path: Path)
     settings = args(tmp_path)
     settings.memorywalker["cluster"]["replay"] = str(tmp_path)
     logged(settings, samples({"key": 10}, {"key": 10}))
+
+
+def test_an_evaluation_counts_its_tool_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Dead tools say nothing about the policy; the job goes on."""
+    metrics: dict[str, Any] = {}
+    settings = args(tmp_path)
+    settings.num_rollout = 1
+    evaluation_log(0, settings, {"dev": {"samples": samples({"key": 10}, {"key": 10})}}, metrics)
+    assert metrics["eval/dev/memorywalker/call_errors/key"] == 20
+    assert metrics["eval/dev/memorywalker/tool_failures"] == 1
+    assert "evaluation dev says little about the policy: 20 of 20 tool calls failed" in caplog.text

@@ -48,7 +48,7 @@ def search_at(service: Service, **settings: Any) -> config.Search:
     return config.Search(backend=config.HttpRetriever(url=f"{service.url}/retrieve", **settings))
 
 
-async def call(tool: config.Tool, arguments: Mapping[str, Any], clock: Clock | None = None) -> str:
+async def call(tool: config.ToolSettings, arguments: Mapping[str, Any], clock: Clock | None = None) -> str:
     async with open_tools([tool], ENVIRONMENT, (clock or Clock()).timing()) as tools:
         (opened,) = tools.values()
         return await opened(arguments)
@@ -388,7 +388,10 @@ def test_a_service_that_hangs() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(401, "key"), (402, "key"), (403, "key"), (404, "unavailable"), (429, "rate limit"), (503, "unavailable")],
+    [
+        *((400, "refused"), (401, "key"), (402, "key"), (403, "key"), (404, "unavailable"), (422, "refused")),
+        *((429, "rate limit"), (500, "unavailable"), (503, "unavailable")),
+    ],
 )
 def test_failures_have_a_kind(status: int, kind: str) -> None:
     async def run() -> None:
@@ -398,6 +401,49 @@ def test_failures_have_a_kind(status: int, kind: str) -> None:
     with pytest.raises(ToolError) as caught:
         asyncio.run(run())
     assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, "key"),
+        (402, "key"),
+        (403, "refused"),
+        (404, "refused"),
+        (429, "rate limit"),
+        (500, "refused"),
+        (503, "unavailable"),
+    ],
+)
+def test_a_page_is_the_choice_of_the_policy(status: int, kind: str) -> None:
+    """Firecrawl answers so for pages that are gone and sites that it does not read; the key is none the worse."""
+
+    async def run() -> None:
+        async with serving(says("no", status)) as service:
+            visit = config.Visit(firecrawl=config.Firecrawl(url=service.url, retries=0), summariser=None)
+            await call(visit, {"url": "https://example.com/gone", "goal": "g"})
+
+    with pytest.raises(ToolError) as caught:
+        asyncio.run(run())
+    assert caught.value.kind == kind
+
+
+def test_a_kind_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="'rate_limit' is not a kind of tool error; use 'rate limit'"):
+        ToolError("slow down", "rate_limit")  # type: ignore[arg-type]  # on purpose
+    assert ToolError("any", "timeout").kind == "timeout"
+
+
+class OldError(ToolError):
+    """As one could write it for 0.6."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+def test_errors_that_were_written_for_an_earlier_version() -> None:
+    assert OldError("x").kind == "refused"
+    assert ToolError().kind == "refused"
 
 
 def test_what_is_not_http() -> None:
@@ -709,7 +755,7 @@ def test_parts_of_a_request_do_not_run_together() -> None:
 def test_missing_keys_are_told_before_anything_starts(variable: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("not JSON")  # it would be told if the index were built
-    configs: list[config.Tool] = [
+    configs: list[config.ToolSettings] = [
         config.Search(name="local", backend=config.Bm25(corpus=corpus)),
         config.Search(),
         config.Visit(),
@@ -788,7 +834,7 @@ def test_a_key_is_shown_to_nobody(
 
 
 def test_tools_are_named_and_described() -> None:
-    configs: list[config.Tool] = [
+    configs: list[config.ToolSettings] = [
         config.Search(backend=config.HttpRetriever(url="http://127.0.0.1:1")),
         config.Search(name="wiki", description="D", backend=config.HttpRetriever(url="http://127.0.0.1:1")),
         config.Visit(),
@@ -810,7 +856,7 @@ def test_tools_are_named_and_described() -> None:
 def test_two_tools_of_one_name() -> None:
     configs = [config.Search(backend=config.HttpRetriever(url="http://127.0.0.1:1"))] * 2
 
-    async def run(configs: Sequence[config.Tool]) -> None:
+    async def run(configs: Sequence[config.ToolSettings]) -> None:
         async with open_tools(configs):
             raise AssertionError
 

@@ -124,7 +124,7 @@ def test_the_time_is_limited() -> None:
 def test_a_result_that_is_no_text_is_an_error(result: Any, kind: str) -> None:
     engine = Scripted([LOOK_UP, ANSWER])
     rolled_out(engine, CONTROL, [Lookup({"a": result})])
-    assert f"<tool_response>\nError: search gave a {kind} instead of a text\n" in decode(engine.seen[1][0])
+    assert f"<tool_response>\nError: search returned {kind}, not a string\n" in decode(engine.seen[1][0])
 
 
 def test_text_that_cannot_be_encoded_does_not_end_the_rollout() -> None:
@@ -221,7 +221,7 @@ class Broken:
         (KeyError("secret detail"), "Error: search failed (KeyError)", "crashed"),
         (asyncio.CancelledError(), "Error: search was cancelled", "crashed"),
         (TimeoutError(), "Error: search failed (TimeoutError)", "crashed"),
-        (None, "Error: search gave no answer within 0.05 seconds", "timeout"),
+        (None, "Error: search timed out after 0.05 seconds", "timeout"),
     ],
 )
 def test_a_tool_that_fails_is_a_result_like_any_other(error: BaseException | None, words: str, kind: str) -> None:
@@ -230,6 +230,14 @@ def test_a_tool_that_fails_is_a_result_like_any_other(error: BaseException | Non
     assert f"<tool_response>\n{words}\n</tool_response>" in decode(engine.seen[1][0])
     assert ended(record) == ("completed", "answer")
     assert record.meta.extra["error_kinds"] == {kind: 1}
+
+
+def test_a_call_that_the_rollout_has_no_time_for_is_no_failure_of_the_tool() -> None:
+    engine = Scripted([LOOK_UP * 3, ANSWER])
+    record = rolled_out(engine, CONTROL, [Broken(None)], tool_seconds=60.0, seconds=0.2)
+    assert ended(record) == ("truncated", "time")
+    assert record.meta.extra["error_kinds"] == {"out of time": 1}
+    assert record.meta.extra["calls"] == 1  # the others were not made
 
 
 @pytest.mark.parametrize(
@@ -352,7 +360,7 @@ def test_a_reward_that_takes_too_long_or_is_in_the_way_of_a_stop() -> None:
     object.__setattr__(asked._environment, "reward", slow)
     record = asyncio.run(asked.run())
     assert ended(record) == ("failed", "error")
-    assert "the reward gave no answer within 0.05 seconds" in record.meta.extra["error"]
+    assert "the reward timed out after 0.05 seconds" in record.meta.extra["error"]
     started = asyncio.Event()
     assert ended(asyncio.run(stopped())) == ("aborted", "stopped")
 

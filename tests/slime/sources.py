@@ -39,9 +39,9 @@ def slime_imports() -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the launch scripts do; Megatron asks
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it listens on loopback only
-    from slime_plugin.rollout.server.sglang_on_cpu import stand_in
+    from slime_plugin.rollout.server.sglang_on_cpu import install_stubs
 
-    stand_in()
+    install_stubs()
     import torch
 
     if not torch.cuda.is_available():

@@ -135,9 +135,17 @@ def test_evaluation_and_replay(published: Path, monkeypatch: pytest.MonkeyPatch)
     assert replayed.eval_interval is None
     evaluated = parse(published, config)
     assert [(dataset.name, dataset.path) for dataset in evaluated.eval_datasets] == [
-        ("dev", str(published / "data" / "dev.jsonl"))
+        ("dev", f"{published / 'data' / 'dev.jsonl'}@[0:256]")
     ]
     assert (evaluated.eval_datasets[0].input_key, evaluated.eval_datasets[0].label_key) == ("question", "answers")
+
+
+def test_slime_evaluates_the_first_questions_of_a_file(tmp_path: Path) -> None:
+    from slime.utils.data import read_file
+
+    path = tmp_path / "dev.jsonl"
+    path.write_text("".join(f'{{"question": "{i}"}}\n' for i in range(300)))
+    assert [line["question"] for line in read_file(f"{path}@[0:256]")] == [str(i) for i in range(256)]
 
 
 def test_the_list_of_flags_is_that_of_the_parser() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.cluster import Cluster
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull, Sdcc
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.rollout import Rollout
 from slime_plugin.config.trainer import Trainer
@@ -22,7 +22,7 @@ from tests.train import oracle
 pytestmark = needs_slime
 
 WEIGHT = 0.7
-METHODS: dict[str, Method] = {
+METHODS: dict[str, MethodSettings] = {
     "naive_compressed": NaiveCompressed(),
     "naive_full": NaiveFull(),
     "logittree": LogitTree(),
@@ -48,7 +48,7 @@ class Long:
         self.rollouts = oracle.batch_of_rollouts(self.policy)
         self.objective = Objective(kl=0.1, entropy=0.05)
 
-    def expected(self, method: Method) -> dict[str, torch.Tensor]:
+    def expected(self, method: MethodSettings) -> dict[str, torch.Tensor]:
         """Gradients. The old log-probabilities are those of the policy itself, as slime computes them."""
         score = {"naive_compressed": oracle.score_compressed, "naive_full": oracle.score_full}
         score["sdcc"] = oracle.score_compressed

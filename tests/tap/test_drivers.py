@@ -33,9 +33,10 @@ from slime_plugin.agents import (
     run_agent,
 )
 from slime_plugin.agents.claude_code import ClaudeCodeDriver
+from slime_plugin.agents.opencode import OpenCodeDriver
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import File, Frozen, parse_config, parse_yaml
-from slime_plugin.config.harness import BLACK_BOXES, BlackBox, ClaudeCode, CustomEditor, OpenCode, SearchR1, Train
+from slime_plugin.config.harness import BLACK_BOXES, BlackBox, ClaudeCode, CustomHarness, OpenCode, SearchR1, Train
 from slime_plugin.errors import ConfigError
 from tests.conftest import ROOT
 
@@ -102,6 +103,7 @@ class ScriptDriver(Driver[Scripted]):
 
     Settings = Scripted
     command = "python"
+    inherited_files = OpenCodeDriver.inherited_files
 
     def prepare(self, errand: AgentTask, home: Path, work: Path) -> Launch:
         env = {**self.environment(home), "URL": errand.url, "TOKEN": errand.token, "MARKS": str(self.settings.marks)}
@@ -124,7 +126,7 @@ def test_each_black_box_has_its_driver() -> None:
 
 def test_an_editor_has_none() -> None:
     assert driver_for(SearchR1()) is None
-    assert driver_for(CustomEditor(type="slime_plugin.rollout.editors.search_r1:SearchR1Editor")) is None
+    assert driver_for(CustomHarness(type="slime_plugin.rollout.editors.search_r1:SearchR1Editor")) is None
 
 
 def test_a_driver_of_ones_own() -> None:
@@ -634,7 +636,7 @@ def test_several_at_once_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [alive(place) for place in places] == [[], [], []]
 
 
-@pytest.mark.parametrize("name", agent_process.AGENT_FILES)
+@pytest.mark.parametrize("name", OpenCodeDriver.inherited_files)
 def test_an_agent_does_not_work_below_what_it_would_read(name: str, marks: Path) -> None:
     (marks.parent / name).mkdir()
     with pytest.raises(ConfigError, match=f"also reads .*{re.escape(name)}, .*; use a folder elsewhere"):

@@ -127,7 +127,7 @@ def test_a_slow_reward_is_in_the_way_of_neither_the_limit_nor_a_stop() -> None:
     assert record.generated.any()
     record, _ = roll_out(given | {"rollout": {**given["rollout"], "tool_seconds": 0.05}}, calling)
     assert (record.meta.status, record.meta.extra["stop"]) == ("failed", "error")
-    assert record.meta.extra["error"] == "the reward gave no answer within 0.05 seconds"
+    assert record.meta.extra["error"] == "the reward timed out after 0.05 seconds"
 
 
 def test_turns_are_limited_also_for_an_agent_that_knows_no_limit() -> None:

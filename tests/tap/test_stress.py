@@ -166,9 +166,9 @@ def test_a_log_that_cannot_be_written_keeps_what_was_answered(
 def test_a_log_that_cannot_be_read_is_closed_again(tmp_path: Path) -> None:
     async def story(client: Client) -> None:
         path = tmp_path / "no.tap.jsonl"
-        path.write_text("this is no log\n")
+        path.write_text("this is not a log\n")
         for _ in range(3):
-            with pytest.raises(LogError, match="no log of the tap"):
+            with pytest.raises(LogError, match="not a log of the tap"):
                 client.tap.reopen(path, client.engine)
 
     play(tmp_path, story)

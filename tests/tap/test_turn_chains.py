@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugin.recovery.turn_chains import Chain, Chains
+from slime_plugin.recovery.turn_chains import TurnChain, TurnChains
 from slime_plugin.tap.payload import Answer, Part, Reply, Text, ToolResult
 from tests.tap.engines import spell
 from tests.tap.test_session import SYSTEM, TASK, Client, back, looking, play, three_turns
@@ -51,8 +51,8 @@ async def asks_aside(story: Story) -> None:
     await story.ask([*story.upto(2), ASIDE], spell("Word."))
 
 
-def forked(client: Client) -> tuple[Chains, Chain]:
-    chains = Chains(client.session.contexts)
+def forked(client: Client) -> tuple[TurnChains, TurnChain]:
+    chains = TurnChains(client.session.contexts)
     (chain,) = [chain for chain in chains.chains if chain.forked is not None]
     return chains, chain
 
@@ -97,7 +97,7 @@ def test_a_turn_without_content_is_left_out_by_clients(tmp_path: Path) -> None:
 
 
 def numbers(client: Client) -> list[list[int]]:
-    return [[turn.number for turn in chain.turns] for chain in Chains(client.session.contexts).chains]
+    return [[turn.number for turn in chain.turns] for chain in TurnChains(client.session.contexts).chains]
 
 
 def test_of_two_answers_to_one_request_the_chain_takes_the_one_that_was_used(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from megatron.core.transformer.module import Float16Module
 
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
-from slime_plugin.config.method import Mask4d, Method, Sdcc
+from slime_plugin.config.method import Mask4d, MethodSettings, Sdcc
 from slime_plugin.config.objective import Objective
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.config.trainer import Trainer
@@ -80,7 +80,7 @@ class Outcome:
     gradients: dict[str, torch.Tensor]
 
 
-def update(on_progress: OnProgress, job: Job, methods: Sequence[Method]) -> list[Outcome]:
+def update(on_progress: OnProgress, job: Job, methods: Sequence[MethodSettings]) -> list[Outcome]:
     """The loss and gradients of each method."""
     groups = start_groups(job.parallel)
     architecture = Architecture.read(job.folder)
@@ -111,7 +111,9 @@ def update(on_progress: OnProgress, job: Job, methods: Sequence[Method]) -> list
     return outcomes
 
 
-def _batch(job: Job, args: Namespace, method: Method, trainer: Trainer, context_rank: int) -> list[dict[str, Any]]:
+def _batch(
+    job: Job, args: Namespace, method: MethodSettings, trainer: Trainer, context_rank: int
+) -> list[dict[str, Any]]:
     """The part of each replica, with numbers per token as float64: nothing but the logged ones is rounded."""
     if method == UNION:  # which is not trained, and is converted only to show that it would be wrong
         data = Batch.of(recorded_samples(job.records, 1000), Cell(method=method)).train_data()

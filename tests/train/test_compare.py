@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from slime_plugin.config.method import Mask4d, Method, NaiveCompressed
+from slime_plugin.config.method import Mask4d, MethodSettings, NaiveCompressed
 from slime_plugin.local.compare import time_training
 from slime_plugin.local.compare_run import compare_run
 from slime_plugin.local.rank import Rank
@@ -268,7 +268,7 @@ def layouts_while_timing(on_progress: OnProgress, timed: ScoredIteration, settin
 
 
 @pytest.mark.parametrize("methods", [(NaiveCompressed(),), (NaiveCompressed(), Mask4d())], ids=len)
-def test_every_timed_repetition_lays_out(trained: Run, methods: tuple[Method, ...]) -> None:
+def test_every_timed_repetition_lays_out(trained: Run, methods: tuple[MethodSettings, ...]) -> None:
     records = tuple(scored.record for scored in trained.scored if scored.iteration == 0)
     timed = ScoredIteration(0, trained.folder.weights(0), records)
     (layouts,) = run_ranks(1, layouts_while_timing, timed, CompareSettings(methods, repeats=2))
@@ -521,11 +521,11 @@ def numbers(means: dict[str, float | None], floor: float | None) -> dict[str, An
             4e-7,
             "mask4d; above it by orders of magnitude: naive_compressed 6",
         ),
-        ({"naive_compressed": 5e-7, "mask4d": 4e-7}, 4e-7, "naive_compressed and mask4d; no edit made a difference"),
-        ({"naive_compressed": 0.0, "mask4d": 0.0}, 0.0, "naive_compressed and mask4d; no edit made a difference"),
+        ({"naive_compressed": 5e-7, "mask4d": 4e-7}, 4e-7, "naive_compressed and mask4d; no method is above it"),
+        ({"naive_compressed": 0.0, "mask4d": 0.0}, 0.0, "naive_compressed and mask4d; no method is above it"),
         ({"naive_compressed": 0.9, "mask4d": 0.8}, 0.8, "even exact methods are off by 0.8 nats per token"),
         ({"naive_compressed": 0.9}, None, "no exact method was compared"),
-        ({"naive_compressed": None, "mask4d": 1e-7}, 1e-7, "mask4d; no edit made a difference"),
+        ({"naive_compressed": None, "mask4d": 1e-7}, 1e-7, "mask4d; no method is above it"),
     ],
 )
 def test_the_verdict_says_what_the_numbers_mean(

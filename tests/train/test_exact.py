@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.train.ranks import run_ranks
 from tests.train.conftest import Truth
 from tests.train.jobs import Job, Outcome, distilling, update
 from tests.train.oracle import diverging, is_left_out
 
-EXACT: list[Method] = [LogitTree(), Mask4d(packing="replicated"), Mask4d(packing="trie"), Mask4d(budget=60)]
+EXACT: list[MethodSettings] = [LogitTree(), Mask4d(packing="replicated"), Mask4d(packing="trie"), Mask4d(budget=60)]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 DISTIL = 0.7
 
 
-def outcomes(job: Job, methods: list[Method], replicas: int = 1) -> list[Outcome]:
+def outcomes(job: Job, methods: list[MethodSettings], replicas: int = 1) -> list[Outcome]:
     """What all ranks together have of each method."""
     ranks = run_ranks(job.parallel.ranks * replicas, update, job, methods)
     return [together([rank[i] for rank in ranks]) for i in range(len(methods))]
@@ -141,7 +141,7 @@ def check(truth: Truth, dtype: torch.dtype, replicas: int, **settings: Any) -> N
 def test_inexact_methods_fail_the_same_comparison(truth: Truth) -> None:
     """The paper's mask equation taken literally keeps hidden states that saw what was evicted; so it is not exact."""
     loss, gradients = truth.exact(torch.float64)
-    inexact: list[Method] = [Mask4d(packing="union"), NaiveCompressed(), NaiveFull()]
+    inexact: list[MethodSettings] = [Mask4d(packing="union"), NaiveCompressed(), NaiveFull()]
     for outcome in outcomes(truth.job(dtype=torch.float64), inexact):
         assert outcome.sums["loss"] != pytest.approx(loss, rel=1e-3)
         assert worst(outcome, gradients)[0] > 1e-2

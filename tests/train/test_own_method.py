@@ -247,5 +247,5 @@ def test_its_settings_are_checked() -> None:
     wrong = Cell(method=CustomMethod.model_validate({"type": NAME, "max_logdif": 2}))
     with pytest.raises(ConfigError, match="max_logdif"):
         method_of(wrong.method)
-    with pytest.raises(ConfigError, match=r"no subclass of slime_plugin\.methods\.Method"):
+    with pytest.raises(ConfigError, match=r"not a subclass of slime_plugin\.methods\.Method"):
         method_of(parse_config({"type": "examples.methods.last_branch:LastBranchSettings"}, CustomMethod, "method"))

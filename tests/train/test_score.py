@@ -271,7 +271,7 @@ def test_union_and_context_parallelism_do_not_go_together(rolled: Rolled) -> Non
     options = ("--method", "mask4d", "--packing", "union", "--cp", "2")
     result = run("score", str(rolled.file), "--model", str(rolled.model), *options)
     assert result.exit_code == 1
-    assert "needs position ids and no context parallelism; use packing trie" in result.stderr
+    assert "needs position ids and no context parallelism; set cp to 1" in result.stderr
 
 
 def test_damaged_records_are_left_out_and_counted(rolled: Rolled, tmp_path: Path) -> None:

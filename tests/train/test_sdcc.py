@@ -10,8 +10,8 @@ import torch
 
 from slime_plugin.config.method import NaiveCompressed, Sdcc
 from slime_plugin.config.parallel import Parallelism
+from slime_plugin.train.distillation import SdccSchedule
 from slime_plugin.train.ranks import OnProgress, run_ranks
-from slime_plugin.train.sdcc import SdccSchedule
 from tests.train import oracle
 from tests.train.conftest import Truth
 from tests.train.jobs import Job, distilling, update
@@ -108,7 +108,7 @@ def test_divergence_switches_the_kl_off_after_some_patience_and_for_good() -> No
     assert schedule.coefficient(3) == 0.1
     schedule.observe(leaves=0, kl=0.0, entropy_gap=0.0)  # a step without leaves says nothing
     schedule.observe(leaves=4, kl=math.nan, entropy_gap=0.0)
-    assert schedule.why_off == "mean KL per leaf nan where 2 is the limit in 2 steps in a row"
+    assert schedule.off_reason == "mean KL per leaf nan where 2 is the limit in 2 steps in a row"
     schedule.observe(leaves=4, kl=0.0, entropy_gap=0.0)
     assert schedule.coefficient(9) == 0.0
 
@@ -116,7 +116,7 @@ def test_divergence_switches_the_kl_off_after_some_patience_and_for_good() -> No
 def test_the_entropy_gap_is_a_guard_rail_too() -> None:
     schedule = SdccSchedule(Sdcc(entropy_gap_limit=1.0, patience=1), steps=10)
     schedule.observe(leaves=2, kl=0.1, entropy_gap=3.0)
-    assert schedule.why_off == "mean entropy gap 1.5 where 1 is the limit in 1 steps in a row"
+    assert schedule.off_reason == "mean entropy gap 1.5 where 1 is the limit in 1 steps in a row"
 
 
 def test_a_schedule_goes_on_as_it_was() -> None:
@@ -126,7 +126,7 @@ def test_a_schedule_goes_on_as_it_was() -> None:
     longer.restore(before.state())
     assert longer.coefficient(10) == before.coefficient(10) == pytest.approx(0.05), "the ramp is not drawn out"
     longer.observe(1.0, 3.0, 0.0)
-    assert longer.why_off is not None, "the second diverged step in a row"
+    assert longer.off_reason is not None, "the second diverged step in a row"
     again = SdccSchedule(Sdcc(), steps=100)
     again.restore(longer.state())
     assert again.coefficient(50) == 0.0

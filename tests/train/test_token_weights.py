@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method, NaiveCompressed, NaiveFull
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings, NaiveCompressed, NaiveFull
 from slime_plugin.config.objective import Objective
 from slime_plugin.methods import lay_out
 from slime_plugin.record import Record
@@ -19,8 +19,8 @@ from tests.train.jobs import distilling
 from tests.train.test_exact import SPLITS, outcomes, worst
 
 DISTIL = 0.7
-EXACT: list[Method] = [LogitTree(), Mask4d(packing="replicated"), Mask4d(), Mask4d(budget=60)]
-FIVE: list[Method] = [NaiveCompressed(), NaiveFull(), LogitTree(), Mask4d(), distilling(DISTIL)]
+EXACT: list[MethodSettings] = [LogitTree(), Mask4d(packing="replicated"), Mask4d(), Mask4d(budget=60)]
+FIVE: list[MethodSettings] = [NaiveCompressed(), NaiveFull(), LogitTree(), Mask4d(), distilling(DISTIL)]
 
 
 @pytest.mark.parametrize("split", ["one process", "tp2 pp2 sp", "cp2", "cp2 dp2", "dp3"])
@@ -76,7 +76,7 @@ def test_half_of_everything_is_half_the_loss_and_the_same_diagnostics(truth: Tru
 
 
 @pytest.mark.parametrize("method", FIVE, ids=lambda method: method.type)
-def test_weight_zero_is_a_term_that_is_missing(truth: Truth, method: Method) -> None:
+def test_weight_zero_is_a_term_that_is_missing(truth: Truth, method: MethodSettings) -> None:
     """As if the token had not been sampled, except that the mean is still over as many tokens as were."""
     rollout, reference = next(
         (r, values) for r, values in zip(truth.rollouts, truth.references, strict=True) if oracle.diverging(r)

@@ -127,8 +127,8 @@ $("earlier").onclick = () => { view.page--; list(); };
 $("later").onclick = () => { view.page++; list(); };
 
 // The tree of one rollout.
-const ROLES = ["", "context", "prompt", "generated", "restored", "evicted", "generated evicted"];
-const MEANINGS = ["", "context", "prompt", "generated here", "restored", "evicted next", "generated here, evicted next"];
+const ROLES = ["", "context", "prompt", "sampled", "restored", "evicted", "sampled evicted"];
+const MEANINGS = ["", "context", "prompt", "sampled here", "restored", "evicted next", "sampled, evicted next"];
 const FAINTEST = -6, DECADES = 6;  // 1e-6 nats is where colour begins, 1 nat where it is full
 const heat = delta => Math.max(0, Math.min(1, (Math.log10(Math.abs(delta)) - FAINTEST) / DECADES));
 const colour = delta => `color-mix(in srgb, var(--${delta < 0 ? "lower" : "higher"}) ${Math.round(85 * heat(delta))}%, transparent)`;
@@ -182,7 +182,7 @@ function tokenTip(tree, p, role) {
   if (!Number.isNaN(tree.rollout[p])) {
     lines.push(make("div", {}, `rollout log p ${shown(tree.rollout[p])}`));
     if (method.at && method.isTrained[p])
-      lines.push(make("div", {}, `trainer - rollout ${shown(method.at[p])} (${shownNow.method})`));
+      lines.push(make("div", {}, `logdiff ${shown(method.at[p])} (${shownNow.method})`));
     lines.push(make("div", {}, method.isOff[p] ? "trained in another context than its own"
       : method.isTrained[p] ? "trained in its own context" : `not trained by ${shownNow.method}`));
   }
@@ -203,7 +203,7 @@ function strip(tree, layer) {
     const box = {x: percent(p), width: percent(1), y: 21, height: 8};
     if (!method.isTrained[p]) svg.append(make("rect", {...box, class: "lost"}));
     else if (method.at) svg.append(make("rect", {...box, class: "heat", style: `fill:${colour(method.at[p])}`}));
-    else svg.append(make("rect", {...box, class: "generated"}));
+    else svg.append(make("rect", {...box, class: "sampled"}));
   }
   svg.onpointermove = event => {
     const frame = svg.getBoundingClientRect();
@@ -221,7 +221,7 @@ function drawStrips(tree) {
   $("strips").replaceChildren(pattern, ...tree.layers.flatMap((layer, k) => {
     const {mean} = logdiff(tree, method, p => sampledHere(layer.role[p]));
     const description = make("div", {class: "description"}, make("b", {}, `layer ${k}`), ` ${layer.description}`,
-      mean === null ? "" : `, mean |Δ log p| ${shown(mean)}`);
+      mean === null ? "" : `, mean |logdiff| ${shown(mean)}`);
     const block = make("div", {class: k === shownNow.layer ? "strip chosen" : "strip"}, description, strip(tree, layer));
     block.onclick = () => { shownNow.layer = k; drawStrips(tree); drawTokens(tree); };
     return layer.edit ? [block, make("div", {class: "edit"}, `edit ${k}: ${layer.edit}`)] : [block];
@@ -252,7 +252,7 @@ $("tokens").onpointermove = event => {
 };
 $("tokens").onpointerleave = () => { tip.hidden = true; };
 function drawMethods(tree) {
-  const heads = ["method", "mean |Δ log p|", "largest", "trained", "off context", "tokens", "without gradient", "not trained"];
+  const heads = ["method", "mean |logdiff|", "largest", "trained", "off context", "tokens", "without gradient", "not trained"];
   $("methods").tHead.replaceChildren(make("tr", {}, ...heads.map(head => make("th", {}, head))));
   $("methods").tBodies[0].replaceChildren(...Object.entries(tree.methods).map(([key, method]) => {
     const {mean, most} = logdiff(tree, method);
@@ -266,14 +266,14 @@ function drawMethods(tree) {
 }
 function drawScale(tree) {
   if (!tree.methods[shownNow.method].at) {
-    $("scale").textContent = "not scored: memorywalker compare measures Δ log p";
+    $("scale").textContent = "not scored: memorywalker compare measures the logdiff";
     return;
   }
   const steps = [];
   for (const sign of [-1, 1]) for (let e = 0; e <= DECADES; e++)
     steps.push([sign < 0 ? DECADES - e : e, sign]);
   const boxes = steps.map(([e, sign]) => make("i", {style: `background:${colour(sign * 10 ** (FAINTEST + e))}`}));
-  $("scale").replaceChildren("trainer - rollout: -1 nat", make("span", {class: "steps"}, ...boxes), "+1 nat; no colour: 1e-6 and less");
+  $("scale").replaceChildren("logdiff: -1 nat", make("span", {class: "steps"}, ...boxes), "+1 nat; no colour: 1e-6 and less");
 }
 function drawAll(tree) {
   drawStrips(tree); drawTokens(tree); drawMethods(tree); drawScale(tree);

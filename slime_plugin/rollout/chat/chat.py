@@ -19,7 +19,7 @@ class ChatError(MemoryWalkerError):
     """A tokenizer or template with which a conversation cannot be continued token by token."""
 
 
-class Described(Protocol):
+class ToolDescription(Protocol):
     """A tool in the prompt."""
 
     @property
@@ -36,10 +36,10 @@ class Chat(Protocol):
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end a turn."""
 
-    def prompt(self, system: str, question: str, tools: Sequence[Described]) -> list[int]:
+    def prompt(self, system: str, question: str, tools: Sequence[ToolDescription]) -> list[int]:
         """The head and the question."""
 
-    def head(self, system: str, tools: Sequence[Described]) -> list[int]:
+    def head(self, system: str, tools: Sequence[ToolDescription]) -> list[int]:
         """System message and tools, before the first message. May be empty."""
 
     def render(self, message: Message) -> list[int]:
@@ -78,7 +78,7 @@ def check_vocabulary(folder: Path, tokens: int) -> None:
         )
 
 
-class TokenText:
+class TokenizerText:
     """Text of token ids, for chats that have a tokenizer with ``decode``."""
 
     _tokenizer: Any

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from slime_plugin.rollout.chat.chat import ChatError, Described, TokenText, check_vocabulary, encodable
+from slime_plugin.rollout.chat.chat import ChatError, TokenizerText, ToolDescription, check_vocabulary, encodable
 from slime_plugin.rollout.messages import Message
 
 _TOOLS = """
@@ -40,7 +40,7 @@ CACHED_PIECES, MAX_CACHED_CHARS = 1024, 2**13
 """Size of the cache of rendered messages, and maximum characters of each."""
 
 
-class ChatML(TokenText):
+class ChatML(TokenizerText):
     """Renders for a tokenizer that has ``<|im_start|>`` and ``<|im_end|>``."""
 
     def __init__(self, tokenizer: Tokenizer, *, thinking: bool = True) -> None:
@@ -68,10 +68,10 @@ class ChatML(TokenText):
         check_vocabulary(folder, tokenizer.get_vocab_size(with_added_tokens=True))
         return cls(tokenizer, thinking=thinking)
 
-    def prompt(self, system: str, question: str, tools: Sequence[Described]) -> list[int]:
+    def prompt(self, system: str, question: str, tools: Sequence[ToolDescription]) -> list[int]:
         return [*self.head(system, tools), *self._piece("user", question)]
 
-    def head(self, system: str, tools: Sequence[Described]) -> list[int]:
+    def head(self, system: str, tools: Sequence[ToolDescription]) -> list[int]:
         if tools:
             system += _TOOLS.format(schemas="\n".join(json.dumps(tool.to_json(), ensure_ascii=False) for tool in tools))
         return list(self._piece("system", system)) if system else []

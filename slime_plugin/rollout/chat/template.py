@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import jinja2
 
-from slime_plugin.rollout.chat.chat import ChatError, Described, TokenText, check_vocabulary, encodable
+from slime_plugin.rollout.chat.chat import ChatError, TokenizerText, ToolDescription, check_vocabulary, encodable
 from slime_plugin.rollout.messages import Message
 
 _QUESTION = {"role": "user", "content": "Which question?"}
@@ -49,7 +49,7 @@ class _TemplateError(ChatError):
     """The template raised an error itself."""
 
 
-class TemplateChat(TokenText):
+class TemplateChat(TokenizerText):
     """Renders with the tokenizer's template, and checks every piece."""
 
     def __init__(self, tokenizer: TemplateTokenizer, *, thinking: bool = True) -> None:
@@ -84,7 +84,7 @@ class TemplateChat(TokenText):
         check_vocabulary(folder, len(tokenizer))
         return cls(tokenizer, thinking=thinking)
 
-    def prompt(self, system: str, question: str, tools: Sequence[Described]) -> list[int]:
+    def prompt(self, system: str, question: str, tools: Sequence[ToolDescription]) -> list[int]:
         start = [{"role": "system", "content": self._escape(system)}] if system else []
         start.append({"role": "user", "content": self._escape(question)})
         schemas = [tool.to_json() for tool in tools] or None
@@ -107,7 +107,7 @@ class TemplateChat(TokenText):
             raise ChatError(f"the chat template leaves messages of role {message.role} out; set rollout.chat to chatml")
         return piece
 
-    def head(self, system: str, tools: Sequence[Described]) -> list[int]:
+    def head(self, system: str, tools: Sequence[ToolDescription]) -> list[int]:
         question = self.render(Message("user", _QUESTION["content"]))
         start = self.prompt(system, _QUESTION["content"], tools)
         if start[-len(question) :] != question:

@@ -6,20 +6,17 @@ To add one: its settings in ``config/harness.py``, and a file here that is named
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
-from slime_plugin.config.custom import load_class
-from slime_plugin.config.harness import EDITOR_TYPES, BlackBox, CustomEditor, Harness
+from slime_plugin.config.custom import built_in, load_class
+from slime_plugin.config.harness import EDITOR_TYPES, BlackBox, CustomHarness, Harness
 from slime_plugin.errors import ConfigError
 from slime_plugin.rollout.editors.editor import Action, Ask, Editor
 
 __all__ = ["EDITORS", "Action", "Ask", "Editor", "editor_factory"]
 
-EDITORS: dict[str, type[Editor[Any]]] = {
-    name: importlib.import_module(f"{__name__}.{name}").EDITOR for name in EDITOR_TYPES
-}
+EDITORS: dict[str, type[Editor[Any]]] = built_in(__name__, "EDITOR", EDITOR_TYPES)
 
 
 def editor_factory(harness: Harness) -> Callable[[], Editor[Any]]:
@@ -29,7 +26,7 @@ def editor_factory(harness: Harness) -> Callable[[], Editor[Any]]:
             f"harness: {harness.type} is an agent of its own, served through the tap, and has no editor; use one of "
             f"{', '.join(EDITORS)} here"
         )
-    if not isinstance(harness, CustomEditor):
+    if not isinstance(harness, CustomHarness):
         editor = EDITORS[harness.type]
         return lambda: editor(harness)
     custom, settings = load_class(harness, Editor, "harness")

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from slime_plugin.config.custom import NoSettings
 from slime_plugin.config.frozen import Frozen
+from slime_plugin.config.harness import TcRag
+from slime_plugin.config.workload import Workload
 from slime_plugin.rollout.context import Context, Segment
 from slime_plugin.rollout.messages import Message
 from slime_plugin.rollout.tools.tool import Schema
@@ -43,6 +45,8 @@ class Editor(Generic[SettingsType]):
 
     Settings: ClassVar[type[Frozen]] = NoSettings
     """The keys of ``harness:`` beside ``type``, validated before the first rollout."""
+    workload: ClassVar[Workload] = TcRag.workload
+    """Of an editor by import path: an average rollout, for ``memorywalker plan``."""
 
     def __init__(self, settings: SettingsType) -> None:
         self.settings = settings

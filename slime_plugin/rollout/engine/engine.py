@@ -64,7 +64,7 @@ class Generation:
         bad = [logprob for logprob in self.logprobs if not -math.inf < logprob <= LARGEST_LOGPROB]  # NaN is neither
         if bad:
             raise EngineError(
-                f"{bad[0]:g} is no log-probability; {len(bad)} of {len(self.tokens)} tokens have such a value"
+                f"{bad[0]:g} is not a log-probability; {len(bad)} of {len(self.tokens)} tokens have such a value"
             )
 
     @property

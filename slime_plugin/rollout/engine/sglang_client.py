@@ -48,7 +48,9 @@ class _UnansweredError(Exception):
 class SglangEngine:
     """Samples turns on an SGLang server, or on several behind a router. Use it as an async context manager."""
 
-    def __init__(self, url: str, settings: config.Engine, sampling: config.Rollout, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, url: str, settings: config.EngineSettings, sampling: config.Rollout, stop_ids: frozenset[int]
+    ) -> None:
         self._url = url.rstrip("/")
         self._settings = settings
         self._sampling = {

@@ -34,6 +34,10 @@ def free_port(host: str = "127.0.0.1") -> int:
     return number
 
 
+def http_url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a TCP socket that is bound to an address and does not listen yet. Raises :class:`OSError`."""
     # Its protocol is TCP, not 0: asyncio sets TCP_NODELAY only then, and without it every answer takes 40 ms longer.

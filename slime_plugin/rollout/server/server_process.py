@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
 from slime_plugin.errors import printable
-from slime_plugin.rollout.server.ports import ServerError, check_free, free_port
+from slime_plugin.rollout.server.ports import ServerError, check_free, free_port, http_url
 from slime_plugin.run.processes import session_members, supervised
 from slime_plugin.run.supervisor import send_signal
 
+START_TIMEOUT_S = 1800.0
+"""Seconds until a server has to be healthy."""
+TAIL_BYTES = 1 << 18
+"""Bytes at the end of a log that are searched for errors and stages."""
+
 T = TypeVar("T")
-Progress = Callable[[float, str], None]
+OnStage = Callable[[float, str], None]
 """Called with the seconds since the start and the current stage."""
 
 
@@ -65,7 +70,7 @@ class ServerProcess:
         """Return the command line."""
         raise NotImplementedError
 
-    def environment(self) -> Mapping[str, str]:
+    def env(self) -> Mapping[str, str]:
         """Return variables to add to the environment."""
         return {}
 
@@ -83,8 +88,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return http_url(self.host, self.port)
 
     @property
     def pid(self) -> int:
@@ -114,7 +118,7 @@ class ServerProcess:
                     stdout=descriptor,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env={**os.environ, **self.environment()},
+                    env={**os.environ, **self.env()},
                 )
             except OSError as error:
                 raise ServerError(f"{self.name}: cannot be started: {error.strerror}") from error
@@ -123,13 +127,13 @@ class ServerProcess:
             self._port, self._started_at, self._failed = port, time.monotonic(), False
             atexit.register(self.stop)
 
-    def wait(self, on_progress: Progress = lambda seconds, stage: None, *, timeout_s: float = 1800.0) -> None:
+    def wait(self, on_progress: OnStage = lambda seconds, stage: None) -> None:
         """Wait until it is healthy. If it exits before that, or takes too long, stop it and raise an error."""
         while not (self.healthy() and self.alive):
             seconds = time.monotonic() - self._started_at
             failure = _exit_status(self.pid)
-            if failure is None and seconds > timeout_s:
-                failure = f"is not healthy after {timeout_s:.0f} s"
+            if failure is None and seconds > START_TIMEOUT_S:
+                failure = f"is not healthy after {START_TIMEOUT_S:.0f} s"
             if failure is not None:
                 error = self._exit_error(failure)
                 self.stop()
@@ -157,7 +161,7 @@ class ServerProcess:
                 deadline = time.monotonic() + 2 * self._grace_s + 2  # what the supervisor takes at most, and start-up
                 while _exit_status(process.pid) is None and time.monotonic() < deadline:
                     time.sleep(0.05)
-            finally:  # also if an interrupt arrives while we wait, or the supervisor was killed
+            finally:  # even if an interrupt arrives while we wait, or the supervisor was killed
                 while left := session_members(process.pid):
                     send_signal(left, signal.SIGKILL)
                     time.sleep(0.02)
@@ -223,7 +227,7 @@ def _exit_status(pid: int) -> str | None:
     try:
         result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return "was ended"  # and reaped by someone else
+        return "has exited"  # and was reaped by someone else
     if result is None:
         return None
     status = result.si_status - 128 if result.si_code == os.CLD_EXITED else result.si_status
@@ -235,17 +239,17 @@ def _exit_status(pid: int) -> str | None:
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*)?$|^[\w. -]+: error: ")
 
 
-def tail_errors(log: Path, number: int = 5) -> list[str]:
+def tail_errors(log: Path) -> list[str]:
     """Return the last exception in a log, or else its last lines."""
     lines = [line.rstrip() for line in _tail(log).splitlines() if line.strip()]
     errors = [line for line in lines if _EXCEPTION.match(line)]
-    return [printable(line, 400) for line in errors[-1:] or lines[-number:]]
+    return [printable(line, 400) for line in errors[-1:] or lines[-5:]]
 
 
-def _tail(log: Path, size_bytes: int = 1 << 18) -> str:
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size_bytes))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             return file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ""  # a deleted log is no reason to stop serving

@@ -74,7 +74,7 @@ class Flags:
                 flags += [flag, str(value)]
         return [sys.executable, "-m", module, *flags, *self.extra]
 
-    def environment(self) -> Mapping[str, str]:
+    def env(self) -> Mapping[str, str]:
         offline = {"HF_HUB_OFFLINE": "1"}  # the model is a local folder
         if self.device == "cuda":
             return offline

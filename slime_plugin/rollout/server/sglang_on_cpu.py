@@ -1,8 +1,8 @@
 """Run SGLang without CUDA: python -m slime_plugin.rollout.server.sglang_on_cpu SGLANG_ARGUMENTS
 
 SGLang imports kernels that exist only as CUDA builds, but does not call them for a plain transformer on a CPU. This
-module installs stand-ins and then runs SGLang's own server, unchanged. SGLang's scheduler and detokenizer processes run
-the main module first (as ``__mp_main__``), so they have the stand-ins too.
+module installs stubs and then runs SGLang's own server, unchanged. SGLang's scheduler and detokenizer processes run
+the main module first (as ``__mp_main__``), so they have the stubs too.
 
 Does nothing where CUDA exists, or if it is only imported.
 """
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ABSENT = ("sgl_kernel", "torchvision")
-"""Packages that get stand-ins if they are missing. torchvision should be missing: PyPI has a CUDA build of it, with
+"""Packages that get stubs if they are missing. torchvision should be missing: PyPI has a CUDA build of it, with
 which transformers cannot be imported on a machine without CUDA."""
 
 
-class Absent:
+class _Stub:
     """Any attribute of a missing package: it may be imported, but not called."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __getattr__(self, attribute: str) -> Absent:
+    def __getattr__(self, attribute: str) -> _Stub:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        return Absent(f"{self.__name__}.{attribute}")
+        return _Stub(f"{self.__name__}.{attribute}")
 
     def __call__(self, *arguments: Any, **settings: Any) -> NoReturn:
         raise NotImplementedError(f"{self.__name__} needs CUDA; this model cannot be served on a CPU")
@@ -52,22 +52,22 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        def __getattr__(attribute: str) -> Absent:  # noqa: N807  # of a module
+        def __getattr__(attribute: str) -> _Stub:  # noqa: N807  # of a module
             if attribute.startswith("__"):
                 raise AttributeError(attribute)
-            return Absent(f"{module.__name__}.{attribute}")
+            return _Stub(f"{module.__name__}.{attribute}")
 
         module.__dict__["__getattr__"] = __getattr__
 
 
-def stand_in() -> None:
-    """Install the stand-ins in this process."""
+def install_stubs() -> None:
+    """Install the stubs in this process."""
     import torch
     from transformers.utils.import_utils import is_torchvision_available
 
     if torch.cuda.is_available():
         return
-    is_torchvision_available()  # cached by transformers, so the stand-in is not taken for the real one
+    is_torchvision_available()  # cached by transformers, so the stub is not taken for the real package
     sys.meta_path.append(_Finder())
     _allow_seeds()
 
@@ -126,7 +126,7 @@ def _rotate(value: Tensor, bits: int) -> Tensor:
 
 
 if __name__ in ("__main__", "__mp_main__"):
-    stand_in()
+    install_stubs()
 
 if __name__ == "__main__":
     sglang = importlib.import_module("sglang.launch_server")

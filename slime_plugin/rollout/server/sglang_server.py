@@ -32,8 +32,8 @@ class Server(ServerProcess):
     def command(self, port: int) -> list[str]:
         return self.flags.command(self.host, port)
 
-    def environment(self) -> Mapping[str, str]:
-        return self.flags.environment()
+    def env(self) -> Mapping[str, str]:
+        return self.flags.env()
 
     def check(self) -> None:
         self.flags.check()

@@ -15,7 +15,7 @@ from slime_plugin.rollout.tools.bm25 import Bm25
 from slime_plugin.rollout.tools.search import Backend, SearchTool
 from slime_plugin.rollout.tools.search_services import DashScopeSearch, Retriever
 from slime_plugin.rollout.tools.tool import Parameter, Schema, Tool, ToolError
-from slime_plugin.rollout.tools.visit import VisitTool
+from slime_plugin.rollout.tools.visit import REFUSALS, VisitTool
 
 if TYPE_CHECKING:
     from slime_plugin.rollout.tools.http_service import RemoteServices
@@ -30,7 +30,7 @@ def _search(settings: config.Search, services: RemoteServices, where: str) -> To
 
 def _visit(settings: config.Visit, services: RemoteServices, where: str) -> Tool:
     remote = settings.firecrawl
-    pages = services.open(settings.name, f"{remote.url.rstrip('/')}/v2/scrape", remote, f"{where}.firecrawl")
+    pages = services.open(settings.name, f"{remote.url.rstrip('/')}/v2/scrape", remote, f"{where}.firecrawl", REFUSALS)
     if settings.summariser is None:
         return VisitTool(settings, pages, None)
     chat = f"{settings.summariser.url.rstrip('/')}/chat/completions"
@@ -59,13 +59,13 @@ BACKENDS: dict[str, Callable[[Any, RemoteServices, str], Backend]] = {
 
 @asynccontextmanager
 async def open_tools(
-    configs: Sequence[config.Tool], environment: Mapping[str, str] = os.environ, timing: Timing | None = None
+    configs: Sequence[config.ToolSettings], env: Mapping[str, str] = os.environ, timing: Timing | None = None
 ) -> AsyncIterator[dict[str, Tool]]:
     """Open the tools, by name. All invalid settings and missing API keys are reported before anything starts."""
     from slime_plugin.rollout.tools.http_service import RemoteServices  # aiohttp
 
     async with AsyncExitStack() as stack:
-        services = await stack.enter_async_context(RemoteServices(environment, timing or Timing()))
+        services = await stack.enter_async_context(RemoteServices(env, timing or Timing()))
         tools = _build(configs, services)
         for tool in tools.values():
             if isinstance(tool, AbstractAsyncContextManager):
@@ -73,7 +73,7 @@ async def open_tools(
         yield tools
 
 
-def _build(configs: Sequence[config.Tool], services: RemoteServices) -> dict[str, Tool]:
+def _build(configs: Sequence[config.ToolSettings], services: RemoteServices) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     mistakes: list[str] = []
     for i, settings in enumerate(configs):
@@ -96,6 +96,8 @@ def _build(configs: Sequence[config.Tool], services: RemoteServices) -> dict[str
 def _custom(settings: config.CustomTool, where: str) -> Tool:
     tool = load_custom(settings, where)
     if not (isinstance(getattr(tool, "schema", None), Schema) and callable(tool)):
-        raise ConfigError(f"{where}: {settings.type} is no tool: it needs a schema (rollout.tools.Schema) and __call__")
+        raise ConfigError(
+            f"{where}: {settings.type} is not a tool: it needs a schema (rollout.tools.Schema) and __call__"
+        )
     checked: Tool = tool
     return checked

@@ -40,9 +40,9 @@ class Key:
         return text
 
 
-def read_key(variable: str, environment: Mapping[str, str], where: str) -> Key:
+def read_key(variable: str, env: Mapping[str, str], where: str) -> Key:
     """Read a key from an environment variable. Error messages do not show it."""
-    secret = environment.get(variable, "").strip()
+    secret = env.get(variable, "").strip()
     if not secret:
         raise ConfigError(f"{where}: the environment variable {variable} is not set; it has to hold the service's key")
     if not (secret.isascii() and secret.isprintable() and " " not in secret):

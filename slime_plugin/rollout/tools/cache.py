@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from slime_plugin.errors import ConfigError
-from slime_plugin.run.files import write_atomically
+from slime_plugin.files import write_atomically
 
 _log = logging.getLogger(__name__)
 

@@ -24,9 +24,11 @@ from slime_plugin.rollout.tools.tool import ErrorKind, ToolError
 
 FIRST_BACKOFF_S = 0.5
 _KINDS: dict[int, ErrorKind] = {401: "key", 402: "key", 403: "key", 429: "rate limit"}
-"""By status of an answer; all others mean unavailable."""
+"""By status of an answer; those that a service refuses requests with are its own, all others mean unavailable."""
+REFUSALS = frozenset({400, 413, 414, 422})
+"""Statuses with which a service refuses what the policy asked for."""
 _log = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
+Parsed = TypeVar("Parsed")
 
 
 class _TransientError(Exception):
@@ -42,20 +44,28 @@ class RemoteService:
     """One endpoint and its limits. With a cache, equal concurrent requests are sent once."""
 
     def __init__(
-        self, label: str, url: str, remote: Remote, key: Key | None, cache: Cache | None, services: RemoteServices
+        self,
+        label: str,
+        url: str,
+        remote: Remote,
+        key: Key | None,
+        cache: Cache | None,
+        services: RemoteServices,
+        refusals: frozenset[int],
     ) -> None:
         self._label = label
         self._url = url
         self._remote = remote
         self._key = key
         self._cache = cache
+        self._refusals = refusals
         self._session = services.session
         self._timing = services.timing
         self._limiter = RateLimiter(remote.rate, services.timing)
         self._proxy = _proxy_for(url)
         self._pending: dict[str, asyncio.Task[str]] = {}
 
-    async def ask(self, body: Mapping[str, Any], read: Callable[[Any], Answer]) -> Answer:
+    async def ask(self, body: Mapping[str, Any], read: Callable[[Any], Parsed]) -> Parsed:
         """Return what ``read`` parses from the answer. Where it raises :class:`ToolError`, nothing is cached."""
         request = json.dumps(body, sort_keys=True)
         if self._cache is None:
@@ -130,7 +140,7 @@ class RemoteService:
         if 200 <= response.status < 300:
             return text
         problem = f"the service answered {response.status}: {printable(' '.join(text.split()), 200)}".rstrip(": ")
-        kind = _KINDS.get(response.status, "unavailable")
+        kind = "refused" if response.status in self._refusals else _KINDS.get(response.status, "unavailable")
         if response.status == 429 or response.status >= 500:
             raise _TransientError(problem, kind, response.headers.get("Retry-After"))
         raise self._failed(problem, kind)
@@ -141,7 +151,7 @@ class RemoteService:
         async for piece in response.content.iter_chunked(1 << 16):
             body += piece
             if len(body) > self._remote.max_bytes:
-                raise self._failed(f"the answer has more than {self._remote.max_bytes} bytes")
+                raise self._failed(f"the answer has more than {self._remote.max_bytes} bytes", "refused")
         text = body.decode("utf-8", "replace")
         return self._key.redact(text) if self._key else text
 
@@ -159,7 +169,7 @@ class RemoteService:
 class RemoteServices:
     """Services that share an HTTP client session."""
 
-    def __init__(self, environment: Mapping[str, str], timing: Timing) -> None:
+    def __init__(self, env: Mapping[str, str], timing: Timing) -> None:
         self.timing = timing
         self.session = aiohttp.ClientSession(
             # Unlimited: waiting for a connection must not count towards the timeout of a request.
@@ -167,14 +177,16 @@ class RemoteServices:
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        self._environment = environment
+        self._env = env
         self._open: list[RemoteService] = []
 
-    def open(self, label: str, url: str, remote: Remote, where: str) -> RemoteService:
+    def open(
+        self, label: str, url: str, remote: Remote, where: str, refusals: frozenset[int] = REFUSALS
+    ) -> RemoteService:
         """Open a service. Raises :class:`ConfigError` if its key is missing or its cache cannot be written."""
-        key = read_key(remote.key_variable, self._environment, where) if remote.key_variable else None
+        key = read_key(remote.key_variable, self._env, where) if remote.key_variable else None
         cache = Cache(remote.cache, where) if remote.cache else None
-        service = RemoteService(label, url, remote, key, cache, self)
+        service = RemoteService(label, url, remote, key, cache, self, refusals)
         self._open.append(service)
         return service
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from slime_plugin.errors import ConfigError, MemoryWalkerError, nearest
 
 ErrorKind = Literal[
-    "malformed", "unknown tool", "arguments", "refused", "key", "rate limit", "unavailable", "timeout", "crashed"
+    "malformed",
+    "unknown tool",
+    "arguments",
+    "refused",
+    "out of time",
+    "key",
+    "rate limit",
+    "unavailable",
+    "timeout",
+    "crashed",
 ]
-"""Why a call failed. The first four are the policy's doing, the others are in :data:`TOOL_FAILURES`."""
+"""Why a call failed. The first four are caused by the policy, ``out of time`` is the limit of the rollout, and the
+others are in :data:`TOOL_FAILURES`."""
 TOOL_FAILURES = frozenset[str]({"key", "rate limit", "unavailable", "timeout", "crashed"})
 """Kinds of errors that no policy can avoid: what it reads of them teaches it nothing about its calls."""
 
@@ -19,8 +29,13 @@ TOOL_FAILURES = frozenset[str]({"key", "rate limit", "unavailable", "timeout", "
 class ToolError(MemoryWalkerError):
     """A call that failed. Its message becomes the tool result, so it addresses the policy."""
 
-    def __init__(self, message: str, kind: ErrorKind = "refused") -> None:
+    kind: ErrorKind = "refused"
+
+    def __init__(self, message: str = "", kind: ErrorKind = "refused") -> None:
         super().__init__(message)
+        kinds = get_args(ErrorKind)
+        if kind not in kinds:
+            raise ConfigError(f"{kind!r:.40} is not a kind of tool error; use {nearest(kind, kinds)}")
         self.kind = kind
 
 

@@ -21,6 +21,8 @@ from slime_plugin.rollout.tools.tool import Parameter, Schema, ToolError
 if TYPE_CHECKING:
     from slime_plugin.rollout.tools.http_service import RemoteService
 
+REFUSALS = frozenset({*range(400, 500), 500} - {401, 402, 429})
+"""Statuses with which Firecrawl answers for the page: it is gone, 500 too, or of a site that it does not read."""
 INSTRUCTIONS = (
     "You are given a web page and a goal. Report everything on the page that serves the goal: facts, names, numbers "
     "and dates as they stand there, and no others. If nothing on it does, say so in one sentence. The page is material "

@@ -17,7 +17,6 @@ from slime_plugin.tap.wire.openai import (
     read_function_tools,
     refuse_response_format,
     require_function,
-    usage_details,
 )
 from slime_plugin.tap.wire.parts_builder import ParseCache, PartsBuilder
 from slime_plugin.tap.wire.wire_format import NOTHING, dump, event, read_arguments, write_arguments
@@ -157,11 +156,10 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    prompt, completion = usage_details(answer)
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.sampled_tokens,
         "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
-        "prompt_tokens_details": prompt,
-        "completion_tokens_details": completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": answer.thought_tokens},
     }

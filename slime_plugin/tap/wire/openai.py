@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from slime_plugin.errors import printable
-from slime_plugin.tap.payload import Answer, ErrorKind, TapError, TooLongError, ToolSpec
+from slime_plugin.tap.payload import ErrorKind, TapError, TooLongError, ToolSpec
 from slime_plugin.tap.wire.fields import Field, distinct, read_tool
 from slime_plugin.tap.wire.wire_format import WireFormat, dump
 
@@ -73,11 +73,6 @@ def _functions(tools: Field, key: str | None) -> Iterable[tuple[Field, ToolSpec]
 def require_function(tool: Field) -> None:
     if (kind := tool["type"]).text() != "function":
         raise kind.wrong(f"{printable(kind.value)!r} is not supported; only functions are")
-
-
-def usage_details(answer: Answer) -> tuple[dict[str, int], dict[str, int]]:
-    """Token details of the prompt and of the answer."""
-    return {"cached_tokens": 0}, {"reasoning_tokens": answer.thought_tokens}
 
 
 def refuse_response_format(choice: Field) -> None:

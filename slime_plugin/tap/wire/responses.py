@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_plugin.tap.payload import Answer, Payload, TapError, ToolCall
 from slime_plugin.tap.wire.fields import Field, require_parts
-from slime_plugin.tap.wire.openai import OpenAI, may_call, read_function_tools, refuse_response_format, usage_details
+from slime_plugin.tap.wire.openai import OpenAI, may_call, read_function_tools, refuse_response_format
 from slime_plugin.tap.wire.parts_builder import ParseCache, PartsBuilder
 from slime_plugin.tap.wire.wire_format import NOTHING, dump, event, read_arguments, write_arguments
 
@@ -132,7 +132,6 @@ def _texts(content: Field, kinds: list[str]) -> list[str]:
 
 def _finished(answer: Answer, echo: Mapping[str, Any]) -> dict[str, Any]:
     cut = answer.finish in ("length", "context")
-    prompt, completion = usage_details(answer)
     return {
         "id": f"resp_{answer.id}",
         "object": "response",
@@ -152,9 +151,9 @@ def _finished(answer: Answer, echo: Mapping[str, Any]) -> dict[str, Any]:
         **echo,
         "usage": {
             "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": prompt,
+            "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": answer.sampled_tokens,
-            "output_tokens_details": completion,
+            "output_tokens_details": {"reasoning_tokens": answer.thought_tokens},
             "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
         },
     }

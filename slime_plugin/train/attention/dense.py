@@ -1,4 +1,4 @@
-"""The reference: a full score matrix and a mask. Quadratic in memory, and the only backend for the union packing."""
+"""The reference: a full score matrix and a mask. Quadratic in memory, and the only backend for an explicit mask."""
 
 from __future__ import annotations
 

@@ -135,33 +135,33 @@ def _keep_hidden(output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(slots=True)
 class SdccSchedule:
-    """The coefficient of SDCC's KL at each update step: a linear ramp, and guard rails that switch it off for good.
+    """The coefficient of SDCC's KL at each update step: a linear ramp; guard rails switch it off permanently.
 
     A step diverges if its mean KL per leaf, or the mean distance between the entropies of teacher and student, is over
-    its limit or not a number. After ``patience`` such steps in a row the KL stays off, and ``why_off`` says why.
+    its limit or not a number. After ``patience`` such steps in a row the KL stays off, and ``off_reason`` says why.
     """
 
     config: Distillation
     steps: int
     """Update steps of the whole run."""
-    why_off: str | None = field(default=None, init=False)
+    off_reason: str | None = field(default=None, init=False)
     diverged: int = field(default=0, init=False)
     """Consecutive diverged steps so far."""
 
     def coefficient(self, step: int) -> float:
         """Return the coefficient at update step ``step``, counted from 0. At 0 there is no teacher pass and no KL."""
-        if self.why_off is not None:
+        if self.off_reason is not None:
             return 0.0
         ramp = self.config.warmup * self.steps
         return self.config.weight * (min(1.0, step / ramp) if ramp else 1.0)
 
     def state(self) -> dict[str, str | int | None]:
-        """Return the state for :meth:`restore`."""
-        return {"steps": self.steps, "why_off": self.why_off, "diverged": self.diverged}
+        """Return the state for :meth:`restore`, with the keys of earlier versions."""
+        return {"steps": self.steps, "why_off": self.off_reason, "diverged": self.diverged}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state. The ramp continues as it began, also if the run has become longer since."""
-        self.steps, self.why_off, self.diverged = state["steps"], state["why_off"], state["diverged"]
+        """Resume from a state. The ramp continues as it began, even if the run has become longer since."""
+        self.steps, self.off_reason, self.diverged = state["steps"], state["why_off"], state["diverged"]
 
     def observe(self, leaves: float, kl: float, entropy_gap: float) -> None:
         """Check a step, by sums over its leaves on all ranks: number, KL, |student entropy - teacher entropy|."""
@@ -177,5 +177,5 @@ class SdccSchedule:
             if not value <= limit
         ]
         self.diverged = self.diverged + 1 if over else 0
-        if self.diverged >= self.config.patience and self.why_off is None:
-            self.why_off = f"{' and '.join(over)} in {self.diverged} steps in a row"
+        if self.diverged >= self.config.patience and self.off_reason is None:
+            self.off_reason = f"{' and '.join(over)} in {self.diverged} steps in a row"

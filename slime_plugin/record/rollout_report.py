@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from slime_plugin.record.arrays import Span
 
 Json = Any
-Entry = TypeVar("Entry")
+Item = TypeVar("Item")
 
 WEIGHTS = "weights"
 UNTRAINED = "untrained"
@@ -121,7 +121,7 @@ class RolloutReport:
     """Sampled tokens that are not on the tape as sampled, by cause."""
 
     def to_json(self) -> dict[str, Json]:
-        """The keys that have a value, and those that rollouts of its kind always have, also if they are empty."""
+        """The keys that have a value, and those that rollouts of its kind always have, even if they are empty."""
         values: dict[str, Json] = {name: getattr(self, name) for name in (*_TEXTS, *_NUMBERS)}
         values |= {name: dict(getattr(self, name)) for name in _COUNTS}
         values |= {name: [entry.to_json() for entry in getattr(self, name)] for name in _ENTRIES}
@@ -162,7 +162,7 @@ def _is_counts(value: Json) -> bool:
     return isinstance(value, Mapping) and all(isinstance(number, int) for number in value.values())
 
 
-def _entries(value: Json, read: Callable[[Json], Entry]) -> Iterator[Entry]:
+def _entries(value: Json, read: Callable[[Json], Item]) -> Iterator[Item]:
     """The entries that can be read, one by one: a malformed one must not hide the others."""
     if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
         return

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
-from slime_plugin.cli.inputs import RecordPath, all_sound_records, check_installed
+from slime_plugin.cli.inputs import RecordPath, all_valid_records, check_installed
 from slime_plugin.cli.output import console, shown_stages, write_whole
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError, nearest
@@ -72,8 +72,8 @@ def verify(
     cell = load_cell(config, overrides)
     check_installed("train", "torch", "megatron", "safetensors")
     chosen = _choose_device(device)
-    sound = () if records is None else tuple(all_sound_records([records])[0])
-    verification = Verification(cell, chosen, quick, sound)
+    given = () if records is None else tuple(all_valid_records([records])[0])
+    verification = Verification(cell, chosen, quick, given)
     with prefixed_errors(config):
         verification.architecture.check_split(verification.parallel)
     started = time.monotonic()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from slime_plugin.methods import method_of
-from slime_plugin.planner.job import GPUS
+from slime_plugin.planner.job import GPUS, estimated_workload
 from slime_plugin.planner.plan import plan_job
 from slime_plugin.record import Edit, Meta, Record
 from slime_plugin.train.pipeline import wrap_for_training
@@ -69,7 +69,8 @@ def check(verification: Verification) -> Iterator[Measurement]:
 def longest_row(verification: Verification) -> int:
     """Return the tokens of the row."""
     cell = verification.cell
-    longest = method_of(cell.method).cost(cell.harness.workload, cell.rollout.context_tokens).longest
+    workload = estimated_workload(cell.harness)
+    longest = method_of(cell.method).cost(workload, cell.rollout.context_tokens).longest
     most = verification.size(longest, 8192) if verification.device == "cuda" else verification.size(4096, 512)
     return min(longest, most)
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime_plugin.config.method import LogitTree, Mask4d, Method
+from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings
 from slime_plugin.hooks import train as hooks
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank, reduced_sums
@@ -113,7 +113,7 @@ def rollouts_of(verification: Verification, rank: Rank) -> list[Record]:
 
 
 def score(
-    verification: Verification, rank: Rank, records: Sequence[Record], methods: tuple[Method, ...]
+    verification: Verification, rank: Rank, records: Sequence[Record], methods: tuple[MethodSettings, ...]
 ) -> list[list[RecordScore]]:
     """Return the scores of all records under each method, on all ranks. Collective."""
     batch_tokens = verification.cell.trainer.batch_tokens
@@ -126,7 +126,7 @@ def _gradients(rank: Rank) -> list[Tensor]:
     return [parameter.main_grad for parameter in parameters]
 
 
-def update(verification: Verification, rank: Rank, records: Sequence[Record], method: Method) -> float:
+def update(verification: Verification, rank: Rank, records: Sequence[Record], method: MethodSettings) -> float:
     """Leave the gradients of an update in the buffers, and return its loss; the weights stay as they are."""
     cell = verification.one_replica().model_copy(update={"method": method})
     args = args_of(cell)

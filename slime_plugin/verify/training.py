@@ -25,7 +25,7 @@ from slime_plugin.needs import rollout_problems
 from slime_plugin.rollout.server.server_process import tail_errors
 from slime_plugin.rollout.server.sglang_flags import gpus
 from slime_plugin.run.folder import RunFolder
-from slime_plugin.run.processes import end_leftovers
+from slime_plugin.run.processes import terminate_leftovers
 from slime_plugin.slime.refusals import training_problems
 from slime_plugin.verify.measurement import Measurement, SkippedError
 from slime_plugin.verify.settings import Verification
@@ -58,7 +58,7 @@ def check(verification: Verification) -> Iterator[Measurement]:
         try:
             before = _killed_and_resumed(cell, folder, Path(path))
         finally:
-            end_leftovers(folder.processes)
+            terminate_leftovers(folder.processes)
         lines = list(folder.read_metrics())
     steps = [line for line in lines if line["kind"] == "step"]
     yield from findings(steps, cell)

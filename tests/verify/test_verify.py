@@ -192,7 +192,7 @@ def test_a_run_that_is_killed_and_one_that_loses_its_metrics(monkeypatch: pytest
     python, flag, script, command = training.COMMAND
     monkeypatch.setattr(training, "COMMAND", (python, flag, loses + script, command))
     code, found = verify("--only", "training")
-    assert (code, red(found)) == (1, {"training"})
+    assert (code, red(found), found["training"]["message"]) == (1, {"training"}, ""), found
     wrong = {finding["what"]: finding["found"] for finding in found["training"]["measurements"] if not finding["ok"]}
     assert (wrong["steps"], wrong["lines of metrics kept, of those before the kill"]) == ("2, 3", "0")
 

@@ -85,7 +85,7 @@ def verify(
         results = list(run_checks(verification, names, begin))
     value = _to_json(verification, config, results)
     if as_json:
-        click.echo(json.dumps(value, indent=1))
+        click.echo(json.dumps(value, indent=1, allow_nan=False))
     else:
         _print_table(results)
         click.echo(f"\n{value['verdict']}")

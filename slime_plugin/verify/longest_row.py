@@ -56,7 +56,8 @@ def check(verification: Verification) -> Iterator[Measurement]:
     found = world.run_on_ranks(verification.parallel.ranks, measure, verification)
     finite = all(math.isfinite(usage.loss) for usage in found)
     what = f"loss of a row of {tokens:,} tokens"
-    yield Measurement(what, finite, f"{found[-1].loss:.3g}", "finite", "" if finite else _INFINITE, found[-1].loss)
+    shown = ", ".join(sorted({f"{usage.loss:.3g}" for usage in found}))
+    yield Measurement(what, finite, shown, "finite", "" if finite else _INFINITE)
     peak, planned = max(usage.peak for usage in found) / GB, found[0].planned / GB
     if verification.device == "cpu":
         yield Measurement("memory of the fullest rank", True, f"{peak:.3g} GB", value=peak)

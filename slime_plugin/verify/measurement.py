@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -27,17 +28,21 @@ class Measurement:
     remedy: str = ""
     """What to do if it is not ok; for what is ok, something to know."""
     value: float | None = None
+    """The number itself; None for a fact, and for what is not finite."""
 
     @classmethod
     def at_most(cls, what: str, value: float, limit: float, remedy: str, unit: str = "") -> Measurement:
         """Return a number that has a limit. One that is not a number is over it."""
-        ok = value <= limit
-        return cls(what, ok, _shown(value, unit), f"<= {_shown(limit, unit)}", "" if ok else remedy, value)
+        return cls._limited(what, value, value <= limit, f"<= {_shown(limit, unit)}", remedy, unit)
 
     @classmethod
     def at_least(cls, what: str, value: float, limit: float, remedy: str, unit: str = "") -> Measurement:
-        ok = value >= limit
-        return cls(what, ok, _shown(value, unit), f">= {_shown(limit, unit)}", "" if ok else remedy, value)
+        return cls._limited(what, value, value >= limit, f">= {_shown(limit, unit)}", remedy, unit)
+
+    @classmethod
+    def _limited(cls, what: str, value: float, ok: bool, limit: str, remedy: str, unit: str) -> Measurement:
+        finite = value if math.isfinite(value) else None  # JSON has no others
+        return cls(what, ok, _shown(value, unit), limit, "" if ok else remedy, finite)
 
 
 def _shown(value: float, unit: str) -> str:

@@ -291,7 +291,8 @@ def test_a_cpu_is_chosen_before_torch_looks_for_gpus(monkeypatch: pytest.MonkeyP
 
 
 def test_a_number_that_is_none_is_over_its_limit() -> None:
-    assert not Measurement.at_most("x", float("nan"), 1.0, "y").ok
+    found = Measurement.at_most("x", float("nan"), 1.0, "y")
+    assert (found.ok, found.found, found.value, found.remedy) == (False, "nan", None, "y")
     assert Measurement.at_most("x", 1.0, 1.0, "y").ok
 
 

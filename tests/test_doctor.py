@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from slime_plugin.cli import machine
-from slime_plugin.cli.machine import Package, Probe
+from slime_plugin import machine
+from slime_plugin.machine import Package, Probe
 from tests.cli import run
 from tests.conftest import ROOT
 
@@ -74,7 +74,7 @@ def test_the_tested_versions_are_the_installed_ones() -> None:
     text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
     pinned = {name.lower(): version for name, version in re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE)}
     for package in machine.PACKAGES:
-        assert package.tested == pinned[package.name.lower()], f"{package.name}: slime_plugin/cli/machine.py"
+        assert package.tested == pinned[package.name.lower()], f"{package.name}: slime_plugin/machine.py"
     tensorboard = machine.TENSORBOARD
     assert tensorboard.tested == pinned.get(tensorboard.name.lower(), tensorboard.tested)
 

@@ -19,15 +19,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slime_plugin import machine
 from slime_plugin.architecture import Architecture
-from slime_plugin.cli import machine
 from slime_plugin.cli.config import OVERRIDES
 from slime_plugin.cli.doctor_run import bundle_path, doctor_run
-from slime_plugin.cli.machine import Finding, Probe
 from slime_plugin.cli.output import console
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.overrides import load_cell
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.machine import Finding, Probe
 from slime_plugin.needs import needs_of
 from slime_plugin.rollout.questions import read_questions
 from slime_plugin.slime.refusals import training_problems

@@ -36,6 +36,7 @@ COMMANDS = {  # summary, and the arguments of an example
     ),
     "engine": ("Serve a model with SGLang, on GPUs or on a CPU.", "--model examples/small_world/model"),
     "config": ("Show the effective configuration, and all keys.", "show configs/quickstart.yaml method=sdcc"),
+    "verify": ("Check on this machine that a cell computes what it should.", "configs/quickstart.yaml --quick"),
     "doctor": ("Report what is missing on this machine, or wrong with a run, and how to mend it.", "runs/quickstart"),
 }
 

@@ -1,0 +1,146 @@
+"""``memorywalker verify``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
+from slime_plugin.cli.inputs import RecordPath, all_valid_records, check_installed
+from slime_plugin.cli.output import console, shown_stages, write_whole
+from slime_plugin.config.overrides import load_cell
+from slime_plugin.errors import ConfigError, nearest
+from slime_plugin.report.verification_page import verification_page
+from slime_plugin.rollout.server import chosen_device
+from slime_plugin.verify.checks import CHECKS, run_checks
+from slime_plugin.verify.measurement import CheckResult
+from slime_plugin.verify.settings import Device, Verification
+
+_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+def _check_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(CHECKS) if value is None else tuple(dict.fromkeys(name.strip() for name in value.split(",")))
+    for name in names:
+        if name not in CHECKS:
+            raise click.BadParameter(f"there is no check {name!r:.40}; use {nearest(name, list(CHECKS))}")
+    return tuple(name for name in CHECKS if name in names)
+
+
+@click.command()
+@CONFIG
+@OVERRIDES
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to compute on.  [default: GPUs, if there are]")
+@click.option("--quick", is_flag=True, help="Smaller inputs.")
+@click.option(
+    "--only", "names", callback=_check_names, metavar="A,B", help=f"Only these checks, of {', '.join(CHECKS)}."
+)
+@click.option(
+    "--records",
+    type=RecordPath(),
+    metavar="FILE",
+    help="Rollouts of the model to compare methods on.  [default: the model samples some]",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="PAGE.html", help="Also write a page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(
+    config: Path,
+    overrides: tuple[str, ...],
+    device: Device | None,
+    quick: bool,
+    names: tuple[str, ...],
+    records: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Check on this machine that a cell computes what it should.
+
+    Runs the code that trains, on the cell's ranks, precision and model, against independent float64 arithmetic: each
+    check prints what it measured, the limit, the seconds and, if it fails, what to do. One that cannot run here is
+    skipped and says why.
+
+    Exits with 1 if a check failed.
+    """
+    cell = load_cell(config, overrides)
+    check_installed("train", "torch", "megatron", "safetensors")
+    chosen = _choose_device(device)
+    given = () if records is None else tuple(all_valid_records([records])[0])
+    verification = Verification(cell, chosen, quick, given)
+    with prefixed_errors(config):
+        verification.architecture.check_split(verification.parallel)
+    started = time.monotonic()
+    with shown_stages() as show:
+
+        def begin(name: str) -> None:
+            show(time.monotonic() - started, f"{name}: {CHECKS[name]}")
+
+        results = list(run_checks(verification, names, begin))
+    value = _to_json(verification, config, results)
+    if as_json:
+        click.echo(json.dumps(value, indent=1, allow_nan=False))
+    else:
+        _print_table(results)
+        click.echo(f"\n{value['verdict']}")
+    if out is not None:
+        write_whole(out, verification_page(value))
+        click.echo(f"wrote {out}", err=True)
+    sys.exit(0 if value["ok"] else 1)
+
+
+def _choose_device(wanted: Device | None) -> Device:
+    """Return where to compute. torch is not loaded yet: on a CPU it never sees the GPUs, and neither do ranks."""
+    if wanted == "cuda" and chosen_device("auto") != "cuda":
+        raise ConfigError("--device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does")
+    if wanted == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return wanted or chosen_device("auto")
+
+
+def _to_json(verification: Verification, config: Path, results: list[CheckResult]) -> dict[str, Any]:
+    split = verification.parallel
+    failed = [result.check for result in results if result.verdict == "failed"]
+    skipped = [result.check for result in results if result.verdict == "skipped"]
+    passed = len(results) - len(failed) - len(skipped)
+    parts = [f"{passed} passed", *([f"{len(failed)} failed: {', '.join(failed)}"] if failed else [])]
+    parts += [f"{len(skipped)} skipped: {', '.join(skipped)}"] if skipped else []
+    return {
+        "version": 1,
+        "ok": not failed,
+        "verdict": "; ".join(parts),
+        "config": str(config),
+        "model": str(verification.model),
+        "device": verification.device,
+        "dtype": verification.dtype,
+        "split": {"tp": split.tp, "pp": split.pp, "cp": split.cp, "sp": split.sp},
+        "quick": verification.quick,
+        "checks": [{"about": CHECKS[result.check], **result.to_json()} for result in results],
+    }
+
+
+def _print_table(results: list[CheckResult]) -> None:
+    """Print a line per check, its measurements below it, and what to do."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for heading in ("", "check", "measured", "found", "limit", "seconds"):
+        numeric = heading in ("limit", "seconds")
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+    for result in results:
+        verdict = Text(result.verdict, style=_STYLES[result.verdict])
+        table.add_row(verdict, Text(result.check), Text(CHECKS[result.check]), "", "", f"{result.seconds:.1f}")
+        for finding in result.measurements:
+            style = _STYLES["failed"] if not finding.ok else "yellow" if finding.remedy else ""
+            note = f"; {finding.remedy}" if finding.ok and finding.remedy else ""
+            found = Text(finding.found + note, style=style)
+            table.add_row("", "", Text(f"  {finding.what}"), found, Text(finding.limit), "")
+        if result.message:
+            table.add_row("", "", Text(f"  {result.message}", style=_STYLES[result.verdict]), "", "", "")
+        for remedy in result.remedies:
+            table.add_row("", "", Text(f"  -> {remedy}", style="bold"), "", "", "")
+    console().print(table)

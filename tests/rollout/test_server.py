@@ -27,7 +27,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from slime_plugin.rollout.server import Flags, Server, ServerError
-from slime_plugin.rollout.server.server_process import tail_errors
+from slime_plugin.rollout.server.ports import bind
+from slime_plugin.rollout.server.server_process import ServerProcess, tail_errors
 from slime_plugin.rollout.server.sglang_on_cpu import murmur_hash32
 from slime_plugin.run.processes import descendants, is_alive, session_members
 from tests.cli import run
@@ -322,6 +323,28 @@ def test_a_server_does_not_outlive_whoever_started_it(model_folder: Path) -> Non
         process.kill()
         process.communicate(timeout=120)
     eventually(lambda: not session_members(group), "the server of a killed command still runs")
+
+
+class Late(ServerProcess):
+    """Does not serve yet, as an engine that still loads its weights."""
+
+    def command(self, port: int) -> list[str]:
+        return ["sleep", "600"]
+
+
+def test_nobody_is_given_the_port_of_a_server_that_does_not_listen_yet() -> None:
+    """What takes the port between its choice and its use would answer health checks, or let them hang."""
+    server = Late("server that is late")
+    server.start()
+    try:
+        with socket.socket() as another, pytest.raises(OSError, match="in use"):
+            another.bind((server.host, server.port))
+        with bind(server.host, server.port) as listener:  # the server itself, with SO_REUSEADDR
+            listener.listen()
+    finally:
+        server.stop()
+    with socket.socket() as another:
+        another.bind((server.host, server.port))
 
 
 OWNER = """

@@ -12,25 +12,36 @@ class ServerError(MemoryWalkerError):
     """A server cannot be started, did not become healthy, or has exited."""
 
 
+def hold(host: str, port: int | None = None) -> socket.socket:
+    """Return a socket that keeps a port, a free one without ``port``, for a server that will listen on it.
+
+    Until it is closed nothing else on this machine is given that port, as a listener or for a connection. Only a server
+    that sets SO_REUSEADDR, as all do, can listen on it.
+    """
+    try:
+        return bind(host, port or 0)
+    except OSError as error:
+        if port is None:
+            what, remedy = f"nothing can be served on {host}", "choose an address of this machine"
+        else:
+            what = f"port {port} on {host} cannot be used"
+            remedy = "choose another one, or none to get a free one"
+        raise ServerError(f"{what}: {error.strerror}; {remedy}") from error
+
+
 def check_free(host: str, port: int) -> None:
     """Raise :class:`ServerError` if nothing can be served there."""
-    try:
-        bind(host, port).close()
-    except OSError as error:
-        raise ServerError(
-            f"port {port} on {host} cannot be used: {error.strerror}; choose another one, or none to get a free one"
-        ) from error
+    hold(host, port).close()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that nothing listens on at this moment."""
-    try:
-        with bind(host, 0) as listener:
-            number: int = listener.getsockname()[1]
-    except OSError as error:
-        raise ServerError(
-            f"nothing can be served on {host}: {error.strerror}; choose an address of this machine"
-        ) from error
+    with hold(host) as holder:
+        return port_of(holder)
+
+
+def port_of(bound: socket.socket) -> int:
+    number: int = bound.getsockname()[1]
     return number
 
 

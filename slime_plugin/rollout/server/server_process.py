@@ -7,6 +7,7 @@ and not the server, and the server terminates when its owner stops it, exits or 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import http.client
 import os
 import re
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
 from slime_plugin.errors import printable
-from slime_plugin.rollout.server.ports import ServerError, check_free, free_port, http_url
+from slime_plugin.rollout.server.ports import ServerError, check_free, hold, http_url, port_of
 from slime_plugin.run.processes import session_members, supervised
 from slime_plugin.run.supervisor import send_signal
 
@@ -64,6 +65,7 @@ class ServerProcess:
         self._started_at = 0.0
         self._failed = False
         self._port: int | None = None
+        self._held = contextlib.ExitStack()
         self._log: Path | None = None
 
     def command(self, port: int) -> list[str]:
@@ -109,22 +111,24 @@ class ServerProcess:
             if self._process is not None:
                 raise ServerError(f"{self.name}: runs already, with pid {self._process.pid}; stop it first")
             self.check()
-            port = free_port(self.host) if self._wanted_port is None else self._wanted_port
-            descriptor, self._log = self._open_log()
-            try:
-                self._process = subprocess.Popen(
-                    supervised(self.command(port), self._grace_s),
-                    stdin=subprocess.PIPE,
-                    stdout=descriptor,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={**os.environ, **self.env()},
-                )
-            except OSError as error:
-                raise ServerError(f"{self.name}: cannot be started: {error.strerror}") from error
-            finally:
-                os.close(descriptor)
-            self._port, self._started_at, self._failed = port, time.monotonic(), False
+            with contextlib.ExitStack() as stack:
+                holder = stack.enter_context(hold(self.host, self._wanted_port))  # it may be minutes until it listens
+                descriptor, self._log = self._open_log()
+                try:
+                    self._process = subprocess.Popen(
+                        supervised(self.command(port_of(holder)), self._grace_s),
+                        stdin=subprocess.PIPE,
+                        stdout=descriptor,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        env={**os.environ, **self.env()},
+                    )
+                except OSError as error:
+                    raise ServerError(f"{self.name}: cannot be started: {error.strerror}") from error
+                finally:
+                    os.close(descriptor)
+                self._port, self._held = port_of(holder), stack.pop_all()
+            self._started_at, self._failed = time.monotonic(), False
             atexit.register(self.stop)
 
     def wait(self, on_progress: OnStage = lambda seconds, stage: None) -> None:
@@ -167,6 +171,7 @@ class ServerProcess:
                     time.sleep(0.02)
                 process.wait()
                 self._process = None
+                self._held.close()
                 atexit.unregister(self.stop)
             if self._wanted_log is None and not failed:
                 log.unlink(missing_ok=True)

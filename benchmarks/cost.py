@@ -35,7 +35,6 @@ import functools
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import shutil
 import statistics
@@ -45,7 +44,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -79,8 +78,10 @@ from slime_plugin.config.trainer import Trainer
 from slime_plugin.hooks import train as hooks
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.passes import Passes
+from slime_plugin.local.timing import device_name, plain_chains, ratios, time_in_turns
 from slime_plugin.methods import Layout, Row, lay_out, method_of
 from slime_plugin.methods.row import chain_row
+from slime_plugin.planner.phases import forward_flops
 from slime_plugin.record import Record
 from slime_plugin.slime.args import args_of
 from slime_plugin.slime.batch import Batch, LaidOut
@@ -128,11 +129,8 @@ class Arrange:
 
 
 def chain_of_trie(trajectory: Trajectory) -> Layout:
-    """The tokens of the prefix tree, each following the one before: the wrong contexts, at the cost to compare with."""
-    layout = lay_out(trajectory, Mask4d())
-    (row,) = layout.rows
-    position = np.arange(len(row), dtype=np.int32)
-    return replace(layout, rows=(replace(row, parent=position - 1, position=position),))
+    """As many tokens as the prefix tree has, as a chain."""
+    return plain_chains(lay_out(trajectory, Mask4d()))
 
 
 def split_per_turn(trajectory: Trajectory) -> Layout:
@@ -171,12 +169,8 @@ def flops(layout: Layout, model: Architecture = MODEL) -> float:
 
 
 def _forward_flops(row: Row, head_rows: int, model: Architecture) -> float:
-    width = model.heads * model.head_size
-    linear = model.hidden * (2 * width + 2 * model.groups * model.head_size + 3 * model.feed_forward)
-    attention = (
-        4.0 * width * (int(row.position.sum(dtype=np.int64)) + len(row))
-    )  # a token sees its ancestors and itself
-    return model.layers * (2.0 * linear * len(row) + attention) + 2.0 * model.hidden * model.vocabulary * head_rows
+    pairs = int(row.position.sum(dtype=np.int64)) + len(row)  # a token sees its ancestors and itself
+    return forward_flops(model, len(row), pairs, head_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +263,6 @@ def plan_only(record: Record, arrange: Arrange) -> None:
         plan_tree(row.parent)
 
 
-def cpu_seconds(action: Callable[[], object]) -> float:
-    begin = time.process_time()
-    action()
-    return time.process_time() - begin
-
-
 def peak_growth(shape: str, scale: float, name: str) -> int:
     """Bytes. For a fresh process: it never has more resident before than it has at the peak of the update."""
     engine = make_engine(start_world(), tree_model)
@@ -303,10 +291,6 @@ class Cost:
         return ratios(self.seconds, baseline.seconds)
 
 
-def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    return [a / b for a, b in zip(seconds, baseline, strict=True)]
-
-
 @dataclass(frozen=True, slots=True)
 class ShapeCosts:
     """All methods on one rollout."""
@@ -321,16 +305,12 @@ class ShapeCosts:
 def in_turns(
     actions: Mapping[str, Callable[[], object]], repeat: int, what: str, prepare: Callable[[], None]
 ) -> dict[str, list[float]]:
-    """CPU seconds of each action, per repetition; each repetition begins with another one."""
-    names = list(actions)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for repetition in range(repeat):
-        first = repetition % len(names)
-        for name in names[first:] + names[:first]:
-            prepare()
-            seconds[name].append(cpu_seconds(actions[name]))
-            progress(f"{what}, repetition {repetition + 1} of {repeat}: {name} {seconds[name][-1]:.2f} s")
-    return seconds
+    """CPU seconds of each action, per repetition."""
+
+    def report(repetition: int, name: str, seconds: float) -> None:
+        progress(f"{what}, repetition {repetition + 1} of {repeat}: {name} {seconds:.2f} s")
+
+    return time_in_turns(actions, repeat, prepare=lambda name: prepare(), clock=time.process_time, on_timed=report)
 
 
 def progress(line: str) -> None:
@@ -351,7 +331,8 @@ def measure_shape(engine: Engine, shape: str, scale: float, repeat: int, pool: P
     for name, arrange in arranged.items():
         layout = arrange(trajectory)
         costs[name] = Cost(layout.tokens, layout.teacher_tokens, flops(layout), seconds[name], peaks[name].result())
-    planning = statistics.median(cpu_seconds(lambda: plan_only(record, arranged[TRIE])) for _ in range(20))
+    planned = time_in_turns({TRIE: lambda: plan_only(record, arranged[TRIE])}, 20, clock=time.process_time)
+    planning = statistics.median(planned[TRIE])
     n = count(trajectory)
     description = f"K={n.K}, L={n.L:,}, C={n.C:,}, N_trie={n.trie_tokens:,}, R={n.R:,}, D={n.D:,}"
     return ShapeCosts(shape, description, costs, planning)
@@ -550,10 +531,8 @@ def noise(measured: Sequence[ShapeCosts]) -> str:
 
 
 def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     versions = f"torch {torch.__version__}, megatron-core {version('megatron-core')}"
-    return f"{(names or [platform.machine()])[0]}, {os.cpu_count()} cores (one used), {versions}, float32"
+    return f"{device_name()}, {os.cpu_count()} cores (one used), {versions}, float32"
 
 
 def write_json(path: Path, measured: Sequence[ShapeCosts], stock: dict[str, list[float]], settings: Any) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +21,14 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from slime_plugin.config.cell import Cell
 from slime_plugin.config.method import MethodSettings
 from slime_plugin.local.micro_batches import split_batch
 from slime_plugin.local.rank import Rank
 from slime_plugin.local.sample import recorded_samples
 from slime_plugin.local.score import RecordScore, score_on_rank, summarise_scores
 from slime_plugin.local.scorer import CompareSettings, ScoredIteration, Scorer, StartProgress
+from slime_plugin.local.timing import device_name, median_ratio, time_in_turns
 from slime_plugin.methods import DENOMINATOR, method_of
 from slime_plugin.record import Meta, Record
 from slime_plugin.run.folder import COMPARISON_VERSION
@@ -115,8 +115,8 @@ class Comparison:
         """Ratios are taken within each repetition, because machines are noisy."""
         if self.timed is None or method not in self.seconds:  # it may be one that is only scored
             return {"cost": None, "seconds": None}
-        ratios = [a / b for a, b in zip(self.seconds[method], self.seconds[DENOMINATOR], strict=True)]
-        return {"cost": statistics.median(ratios), "seconds": statistics.median(self.seconds[method])}
+        seconds = self.seconds[method]
+        return {"cost": median_ratio(seconds, self.seconds[DENOMINATOR]), "seconds": statistics.median(seconds)}
 
     def arrays(self, number: int) -> dict[str, NDArray[Any]]:
         """Log-probability, record and tape position of every trained token under one method."""
@@ -194,44 +194,41 @@ def time_training(
     weights change meanwhile, which does not change the time.
     """
     samples = recorded_samples(timed.records)
-    cells = [settings.cell(timed.model, method) for method in settings.methods if not method_of(method).only_scored]
-    seconds: dict[str, list[float]] = {cell.method.type: [] for cell in cells}
-    for repetition in range(settings.repeats + 1):
-        begin = repetition % len(cells)
-        for cell in cells[begin:] + cells[:begin]:
-            rank.configure(args_of(cell))  # each time, or guard rails that switched SDCC off would make it cheap
-            rank.open_average()
-            dist.barrier()
-            started = time.perf_counter()
-            (data,) = split_batch(
-                Batch.of(samples, cell).train_data(),  # laid out each time; the hooks would keep the last batch
-                replicas=1,
-                steps=1,
-                batch_tokens=cell.trainer.batch_tokens * cell.trainer.cp,
-            )
-            rank.train(1, data)  # past the warm-up of SDCC, which is a part of iteration 0
-            taken = time.perf_counter() - started  # its last collective ends on all ranks at once
-            if repetition:
-                seconds[cell.method.type].append(taken)
-            on_progress(_UPDATE * len(timed.records))
-    return seconds
+    cells = {
+        method.type: settings.cell(timed.model, method)
+        for method in settings.methods
+        if not method_of(method).only_scored
+    }
+
+    def prepare(method: str) -> None:
+        rank.configure(args_of(cells[method]))  # each time, or guard rails that switched SDCC off would make it cheap
+        rank.open_average()
+        dist.barrier()
+
+    def train(cell: Cell) -> None:
+        (data,) = split_batch(
+            Batch.of(samples, cell).train_data(),  # laid out each time; the hooks would keep the last batch
+            replicas=1,
+            steps=1,
+            batch_tokens=cell.trainer.batch_tokens * cell.trainer.cp,
+        )
+        rank.train(1, data)  # past the warm-up of SDCC, which is a part of iteration 0; ends on all ranks at once
+
+    return time_in_turns(
+        {method: partial(train, cell) for method, cell in cells.items()},
+        settings.repeats,
+        prepare=prepare,
+        warm_ups=1,
+        on_timed=lambda *_: on_progress(_UPDATE * len(timed.records)),
+    )
 
 
 def _machine(scorer: Scorer) -> str:
     """Describe the hardware and versions that the seconds were measured with."""
     parallel, dtype = scorer.parallel, str(torch_dtype(scorer.dtype)).removeprefix("torch.")
     if torch.cuda.is_available():
-        device = f"{parallel.ranks} x {torch.cuda.get_device_name()}"
+        device = f"{parallel.ranks} x {device_name()}"
     else:
-        device = f"{_processor()}, {len(os.sched_getaffinity(0))} cores"
+        device = f"{device_name()}, {len(os.sched_getaffinity(0))} cores"
     split = f"tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}"
     return f"{device}, {split}, {dtype}, torch {torch.__version__}, megatron-core {version('megatron-core')}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

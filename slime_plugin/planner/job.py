@@ -66,6 +66,13 @@ class Assumptions:
 
 
 ASSUMPTIONS = Assumptions()
+GPU_SPEEDS = ("flops", "bandwidth", "nvlink", "mfu")
+"""Numbers of a GPU that ``--assume`` replaces, too."""
+
+
+def gpu_named(device: str) -> Gpu | None:
+    """Return the GPU that the driver calls by a name such as NVIDIA H100 80GB HBM3; None if plans do not know it."""
+    return next((gpu for gpu in GPUS.values() if gpu.name in device.replace("-", " ").split()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 from slime_plugin.architecture import Architecture
-from slime_plugin.planner.job import Job
+from slime_plugin.config.trainer import Trainer
+from slime_plugin.planner.job import Assumptions, Gpu, Job
 from slime_plugin.planner.memory import BF16, FP32, EngineMemory, RankMemory, layer_matrices, rank_parameters
 
 
@@ -66,15 +67,17 @@ class Decoding:
     """Tool calls of all rollouts together."""
 
 
-def forward_flops(model: Architecture, tokens: float, pairs: float) -> float:
-    """Two operations per matrix parameter and token; two products of a head's size per pair, head and layer."""
-    matrices = model.layers * layer_matrices(model) + model.vocabulary * model.hidden
-    return 2 * matrices * tokens + 4 * model.layers * model.heads * model.head_size * pairs
+def forward_flops(model: Architecture, tokens: float, pairs: float, projected: float | None = None) -> float:
+    """Two operations per matrix parameter and token; two products of a head's size per pair, head and layer. The output
+    layer projects ``projected`` tokens, by default all of them."""
+    layers = 2 * model.layers * layer_matrices(model) * tokens
+    head = 2 * model.vocabulary * model.hidden * (tokens if projected is None else projected)
+    return layers + head + 4 * model.layers * model.heads * model.head_size * pairs
 
 
 def _passes(job: Job) -> int:
-    """In forward passes: forward, backward for two, recomputation, the policy before the update, the reference."""
-    return 3 + job.cell.trainer.recompute + 1 + bool(job.cell.objective.kl)
+    """In forward passes: an update, the policy before it, the reference."""
+    return update_passes(job.cell.trainer) + 1 + bool(job.cell.objective.kl)
 
 
 def update_flops(job: Job) -> float:
@@ -84,19 +87,28 @@ def update_flops(job: Job) -> float:
     return job.rollouts * (with_gradient + forward_flops(job.model, rows.teacher_tokens, rows.teacher_pairs))
 
 
+def update_passes(trainer: Trainer) -> int:
+    """Of an update alone, in forward passes: forward, backward for two, recomputation."""
+    return 3 + trainer.recompute
+
+
 def decoding(job: Job, engine: EngineMemory) -> Decoding:
     cluster, work, gpu, assumed = job.cell.cluster, job.workload, job.gpu, job.assumptions
     running = min(job.concurrency, job.rollouts)
     per_engine = min(-(-running // cluster.engines), max(1, int(engine.kv_tokens / work.live)))
     read = engine.weights + per_engine * work.live * engine.kv_token
-    step = assumed.step_seconds + read / (gpu.bandwidth * assumed.memory_share)
-    if cluster.engine_gpus > 1:
-        step += 2 * job.model.layers * assumed.allreduce_seconds
+    step = decoding_step(job.model, cluster.engine_gpus, gpu, assumed, read)
     new = max(0.0, work.trie_tokens - work.sampled)  # a cached prefix is read once: that is the prefix tree
     prefill = forward_flops(job.model, new, 0) / (cluster.engine_gpus * gpu.flops * assumed.prefill_share)
     running = min(running, per_engine * cluster.engines)
     seconds = work.sampled * step + per_engine * prefill + work.turns * assumed.tool_seconds
     return Decoding(per_engine, step, prefill, running / step, running * work.turns / seconds)
+
+
+def decoding_step(model: Architecture, gpus: int, gpu: Gpu, assumed: Assumptions, read: float) -> float:
+    """Seconds of one decoding step of an engine, each of whose GPUs reads so many bytes of weights and cache."""
+    step = assumed.step_seconds + read / (gpu.bandwidth * assumed.memory_share)
+    return step + 2 * model.layers * assumed.allreduce_seconds if gpus > 1 else step
 
 
 def phases(job: Job, rank: RankMemory, decode: Decoding) -> Phases:
@@ -143,20 +155,26 @@ def _imbalance(job: Job) -> float:
 
 
 def _bubble(job: Job) -> float:
-    """Factor on the update time: pipeline stages wait for the first micro-batch to arrive and the last to return."""
     trainer = job.cell.trainer
     tokens = job.rollouts_per_step / job.replicas * job.rows.tokens
-    batches = max(1, math.ceil(tokens / (trainer.batch_tokens * trainer.cp)))
-    return 1 + (trainer.pp - 1) / (trainer.vpp * batches)
+    return bubble(trainer, max(1, math.ceil(tokens / (trainer.batch_tokens * trainer.cp))))
+
+
+def bubble(trainer: Trainer, micro_batches: int) -> float:
+    """Factor on the update time: pipeline stages wait for the first micro-batch to arrive and the last to return."""
+    return 1 + (trainer.pp - 1) / (trainer.vpp * micro_batches)
 
 
 def _exchange(job: Job) -> float:
-    """Per layer and pass the hidden states of a micro-batch are gathered twice and summed twice over the
-    tensor-parallel ranks; the backward pass moves twice as much, as with operations."""
-    trainer = job.cell.trainer
-    tokens = job.rollouts * job.rows.tokens / (job.replicas * trainer.cp)
-    moved = 4 * BF16 * job.model.hidden * (trainer.tp - 1) / trainer.tp
-    return tokens * _passes(job) * job.model.layers / trainer.pp * moved / job.gpu.nvlink
+    tokens = job.rollouts * job.rows.tokens / job.replicas
+    return exchange_seconds(job.model, job.cell.trainer, job.gpu, tokens, _passes(job))
+
+
+def exchange_seconds(model: Architecture, trainer: Trainer, gpu: Gpu, tokens: float, passes: int) -> float:
+    """Seconds of a replica. Per layer and pass the hidden states of a micro-batch are gathered twice and summed twice
+    over the tensor-parallel ranks; the backward pass moves twice as much, as with operations."""
+    moved = 4 * BF16 * model.hidden * (trainer.tp - 1) / trainer.tp
+    return tokens / trainer.cp * passes * model.layers / trainer.pp * moved / gpu.nvlink
 
 
 def _reduction(job: Job) -> float:

@@ -6,7 +6,7 @@ update and its gradient. Rollouts are recorded ones, or random contexts in which
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,26 +16,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime_plugin.config.method import LogitTree, Mask4d, MethodSettings
-from slime_plugin.hooks import train as hooks
-from slime_plugin.local.micro_batches import split_batch
-from slime_plugin.local.rank import Rank, reduced_sums
+from slime_plugin.local.rank import Rank
 from slime_plugin.local.score import RecordScore, score_on_rank
 from slime_plugin.local.scorer import Scorer, check_records
 from slime_plugin.record import Record
-from slime_plugin.slime.args import args_of
 from slime_plugin.slime.batch import Batch
-from slime_plugin.slime.packed_batch import ContextPart
 from slime_plugin.train.pipeline import wrap_for_training
-from slime_plugin.train.process_groups import context_group
 from slime_plugin.verify import world
 from slime_plugin.verify.generated import random_records, texts_of
 from slime_plugin.verify.measurement import Measurement
 from slime_plugin.verify.sampling import sampled_by_model
 from slime_plugin.verify.settings import Verification
+from slime_plugin.verify.updates import Update
 
 ROLLOUTS = 4
-REFERENCE_GAP = 0.1
-"""Nats by which the reference differs, so that its KL has a gradient."""
 _TREE = (
     "a tree is not trained on what its branches are: the attention, rope and head checks say where, if one of them "
     "fails too; otherwise change trainer.tp, pp or cp to find the split that is wrong, or train with method=logittree"
@@ -127,35 +121,5 @@ def _gradients(rank: Rank) -> list[Tensor]:
 
 
 def update(verification: Verification, rank: Rank, records: Sequence[Record], method: MethodSettings) -> float:
-    """Leave the gradients of an update in the buffers, and return its loss; the weights stay as they are."""
-    cell = verification.one_replica().model_copy(update={"method": method})
-    args = args_of(cell)
-    rank.configure(args)
-    (data,) = split_batch(
-        Batch.for_scoring(records, method).train_data(),
-        replicas=1,
-        steps=1,
-        batch_tokens=cell.trainer.batch_tokens * cell.trainer.cp,
-        multiple=cell.trainer.parallel.micro_batch_multiple,
-    )
-    part = ContextPart.of(context_group(rank.groups))
-    own = [
-        logged[torch.from_numpy(part.predicted(length, response)[1]).long()]
-        for logged, length, response in _columns(data, "rollout_log_probs", "total_lengths", "response_lengths")
-    ]
-    data["rollout_log_probs"] = own
-    data["ref_log_probs"] = [logged - REFERENCE_GAP for logged in own]
-    data["advantages"] = [
-        torch.full((len(logged),), 1.0 if rollout % 2 else -1.0)
-        for logged, rollout in zip(own, data["rollout_ids"], strict=True)
-    ]
-    hooks.rollout_data_postprocess(args, 0, data)
-    for model in rank.models:
-        model.zero_grad_buffer()  # type: ignore[operator]  # Megatron's wrapper
-    hooks.before_train_step(args, 0, 0, rank.models, None, None)
-    sums = reduced_sums(rank.passes.update(data, 0), rank.groups)
-    return sums["loss"] / len(records)
-
-
-def _columns(data: Mapping[str, Any], *keys: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(data[key] for key in keys), strict=True)
+    """Leave the gradients of an update in the buffers, and return its loss."""
+    return Update.of(verification, rank, Batch.for_scoring(records, method), method).run(rank)

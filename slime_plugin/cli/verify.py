@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from slime_plugin import __version__
 from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
 from slime_plugin.cli.inputs import RecordPath, all_valid_records, check_installed
 from slime_plugin.cli.output import console, shown_stages, write_whole
@@ -24,6 +27,8 @@ from slime_plugin.verify.checks import CHECKS, run_checks
 from slime_plugin.verify.measurement import CheckResult
 from slime_plugin.verify.settings import Device, Verification
 
+PACKAGES = ("torch", "megatron-core", "flash-attn", "transformer-engine", "sglang")
+"""Whose speed is measured."""
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
@@ -33,6 +38,13 @@ def _check_names(context: click.Context, parameter: click.Parameter, value: str 
         if name not in CHECKS:
             raise click.BadParameter(f"there is no check {name!r:.40}; use {nearest(name, list(CHECKS))}")
     return tuple(name for name in CHECKS if name in names)
+
+
+def _check_suffixes(context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    for path in paths:
+        if path.suffix not in (".html", ".json"):
+            raise click.BadParameter(f"{path} is neither a page, FILE.html, nor FILE.json")
+    return paths
 
 
 @click.command()
@@ -49,7 +61,15 @@ def _check_names(context: click.Context, parameter: click.Parameter, value: str 
     metavar="FILE",
     help="Rollouts of the model to compare methods on.  [default: the model samples some]",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="PAGE.html", help="Also write a page.")
+@click.option(
+    "--out",
+    "outputs",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_check_suffixes,
+    metavar="FILE",
+    help="Also write a page, FILE.html, or what --json prints, FILE.json, for plan --measured. Repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(
     config: Path,
@@ -58,7 +78,7 @@ def verify(
     quick: bool,
     names: tuple[str, ...],
     records: Path | None,
-    out: Path | None,
+    outputs: tuple[Path, ...],
     as_json: bool,
 ) -> None:
     """Check on this machine that a cell computes what it should.
@@ -84,14 +104,15 @@ def verify(
 
         results = list(run_checks(verification, names, begin))
     value = _to_json(verification, config, results)
+    text = json.dumps(value, indent=1, allow_nan=False)
     if as_json:
-        click.echo(json.dumps(value, indent=1, allow_nan=False))
+        click.echo(text)
     else:
         _print_table(results)
         click.echo(f"\n{value['verdict']}")
-    if out is not None:
-        write_whole(out, verification_page(value))
-        click.echo(f"wrote {out}", err=True)
+    for path in outputs:
+        write_whole(path, f"{text}\n" if path.suffix == ".json" else verification_page(value))
+        click.echo(f"wrote {path}", err=True)
     sys.exit(0 if value["ok"] else 1)
 
 
@@ -121,8 +142,35 @@ def _to_json(verification: Verification, config: Path, results: list[CheckResult
         "dtype": verification.dtype,
         "split": {"tp": split.tp, "pp": split.pp, "cp": split.cp, "sp": split.sp},
         "quick": verification.quick,
+        "measured": _measured(verification, results),
         "checks": [{"about": CHECKS[result.check], **result.to_json()} for result in results],
     }
+
+
+def _measured(verification: Verification, results: list[CheckResult]) -> dict[str, Any]:
+    """Return what memorywalker plan --measured uses, and what it was measured on and with."""
+    from slime_plugin.local.timing import device_name  # loads torch, which the checks have done by now
+
+    split = verification.parallel
+    findings = [finding for result in results for finding in result.measurements]
+    return {
+        "values": {finding.assumption: finding.value for finding in findings if finding.assumption},
+        "device": device_name(),
+        "model": verification.model.name,
+        "method": verification.cell.method.type,
+        "dtype": verification.dtype,
+        "split": {"tp": split.tp, "pp": split.pp, "cp": split.cp, "sp": split.sp},
+        "quick": verification.quick,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"memorywalker": __version__}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _print_table(results: list[CheckResult]) -> None:

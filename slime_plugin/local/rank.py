@@ -7,11 +7,10 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
 from slime_plugin.architecture import Architecture
@@ -36,6 +35,9 @@ from slime_plugin.train.process_groups import (
 from slime_plugin.train.ranks import join_world
 from slime_plugin.train.snapshot import MovingAverage, Snapshot
 from slime_plugin.train.transformer_config import torch_dtype, transformer_config
+
+if TYPE_CHECKING:  # or it would be imported, and warn, before slime_plugin.train keeps it quiet
+    from megatron.core.process_groups_config import ProcessGroupCollection
 
 
 class Rank:

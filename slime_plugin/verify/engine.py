@@ -23,6 +23,9 @@ from slime_plugin.config.harness import SearchR1
 from slime_plugin.config.method import LogitTree
 from slime_plugin.environments import open_environment
 from slime_plugin.errors import ConfigError, MemoryWalkerError
+from slime_plugin.local.timing import device_name
+from slime_plugin.planner.calibration import planned_decoding_step, step_seconds
+from slime_plugin.planner.job import ASSUMPTIONS, gpu_named
 from slime_plugin.record import Record, StoreWriter
 from slime_plugin.rollout.engine.sglang_client import SglangEngine
 from slime_plugin.rollout.environment import RolloutEnvironment
@@ -32,6 +35,7 @@ from slime_plugin.rollout.runner import DONE, RolloutTask, run_tasks
 from slime_plugin.rollout.server import Flags, Server
 from slime_plugin.rollout.server.weight_update import update_weights
 from slime_plugin.verify import oracles, world
+from slime_plugin.verify.decoding import decoding_seconds
 from slime_plugin.verify.measurement import Measurement, SkippedError
 from slime_plugin.verify.model import score
 from slime_plugin.verify.settings import Verification
@@ -63,6 +67,8 @@ class Sampled:
     after: list[Record]
     note: str
     """Why they are not those of the cell's harness; empty if they are."""
+    step_s: float
+    """Seconds of one decoding step."""
 
 
 def check(verification: Verification) -> Iterator[Measurement]:
@@ -80,6 +86,18 @@ def check(verification: Verification) -> Iterator[Measurement]:
     yield Measurement.at_most(f"{what}: mean difference", found[0], limits.engine, _WEIGHTS, "nats")
     yield Measurement.at_most("the same with new weights", found[1], limits.engine, _UPDATE, "nats")
     yield Measurement.at_least("the same by the old weights", found[2], NOTICED * limits.engine, _BLIND, "nats")
+    yield from _decoding_step(verification, sampled.step_s)
+
+
+def _decoding_step(verification: Verification, seconds: float) -> Iterator[Measurement]:
+    gpu = gpu_named(device_name())
+    architecture, gpus = verification.architecture, verification.cell.cluster.engine_gpus
+    planned = None if gpu is None else planned_decoding_step(architecture, gpus, gpu)
+    yield Measurement.beside_plan("a decoding step of one rollout", seconds, planned, "ms", 1e-3)
+    if gpu is not None:
+        beside, assumed = step_seconds(architecture, gpus, gpu, seconds), ASSUMPTIONS.step_seconds
+        what = "of that beside reading weights"
+        yield Measurement.beside_plan(what, beside, assumed, "ms", 1e-3, assumption="step_seconds")
 
 
 def measure(verification: Verification, sampled: Sampled, other: Path) -> tuple[float, float, float]:
@@ -108,11 +126,12 @@ async def _sample(verification: Verification, other: Path, folder: Path) -> Samp
             await asyncio.to_thread(server.wait)
             number = verification.size(8, 4)
             before = await _roll_out(environment, server.url, cell, number, folder / "before.records")
+            step_s = await decoding_seconds(server.url)
             await update_weights(server.url, other, "1")
             after = await _roll_out(environment, server.url, cell, number, folder / "after.records")
         finally:
             await asyncio.to_thread(server.stop)
-    return Sampled(before, after, note)
+    return Sampled(before, after, note, step_s)
 
 
 def _shortened(cell: Cell) -> Cell:

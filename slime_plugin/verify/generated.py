@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slime_plugin.config.cell import Cell
+from slime_plugin.config.workload import Workload
 from slime_plugin.record import Edit, Meta, Record, Span
 from slime_plugin.record.arrays import IntArray
 
@@ -12,6 +13,9 @@ EDITS = 3
 """Of a rollout."""
 PROMPT, TURN, EVICTED = 0.25, 0.125, 0.1
 """Shares of a rollout's tokens: the prompt, what is sampled and what is read in each of its turns, and each edit."""
+
+LEAST_PROMPT = 0.05
+"""Share of the tape, for a workload that would leave it less."""
 
 QUESTIONS = 200
 """Whose texts the rollouts are made of."""
@@ -50,13 +54,48 @@ def _random_record(number: int, tokens: int, texts: IntArray, generator: np.rand
             start = int(generator.integers(prompt, len(live) - evicted))
             del live[start : start + evicted]
     first = int(generator.integers(0, len(texts)))
+    return _record(f"generated-{number}", number, generated, views, np.roll(texts, -first))
+
+
+def workload_record(number: int, work: Workload, scale: float, texts: IntArray) -> Record:
+    """A rollout of the shape that a harness declares, with all lengths multiplied by ``scale``: its tape, its contexts
+    and their mean length, its prefix tree, and what is sampled. The last context is only nearly as long as declared.
+
+    Every layer hears and samples in turns, and every edit takes as much out of the middle of the context.
+    """
+    layers = max(1, round(work.branches))
+    edits = layers - 1
+    live, tape = work.live, work.tape
+    prompt = LEAST_PROMPT * tape
+    if edits:  # of the first context all but what a layer adds; contexts grow evenly from it to the last one
+        prompt = max(prompt, (2 * live - work.final - tape / layers) * layers / edits)
+    added = (tape - prompt) / layers
+    evicted = added - 2 * (live - prompt - added) / edits if edits else 0.0
+    kept = (work.trie_tokens - tape) / edits if edits else 0.0  # behind what is evicted, and computed once more
+    turns = max(1, round(work.turns / layers))
+    said, heard = (max(1, round(scale * tokens / (layers * turns))) for tokens in (work.sampled, work.tape - prompt))
+    generated = [False] * max(2, round(scale * prompt))
+    context, views = list(range(len(generated))), []
+    for layer in range(layers):
+        for _ in range(turns):
+            begin = len(generated)
+            generated += [False] * max(0, heard - said) + [True] * said
+            context += range(begin, len(generated))
+        views.append(_spans(context))
+        if layer < edits:
+            stop = max(2, len(context) - round(scale * kept))
+            del context[max(1, stop - max(1, round(scale * evicted))) : stop]
+    return _record(f"workload-{number}", number, generated, views, np.roll(texts, -number * len(generated)))
+
+
+def _record(name: str, number: int, generated: list[bool], views: list[list[Span]], texts: IntArray) -> Record:
     return Record(
-        tokens=np.resize(np.roll(texts, -first), len(generated)),
+        tokens=np.resize(texts, len(generated)),
         generated=generated,
         logprobs=[-1.0 if sampled else None for sampled in generated],
         views=views,
-        edits=[Edit("fold", "policy")] * EDITS,
-        meta=Meta(id=f"generated-{number}", group=number // 2, reward=float(number % 2)),
+        edits=[Edit("fold", "policy")] * (len(views) - 1),
+        meta=Meta(id=name, group=number // 2, reward=float(number % 2)),
     )
 
 

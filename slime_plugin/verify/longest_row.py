@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from slime_plugin.methods import method_of
+from slime_plugin.methods import Computed, method_of
 from slime_plugin.planner.job import GPUS, estimated_workload
+from slime_plugin.planner.memory import rank_memory
 from slime_plugin.planner.plan import plan_job
 from slime_plugin.record import Edit, Meta, Record
 from slime_plugin.train.pipeline import wrap_for_training
@@ -76,11 +77,12 @@ def longest_row(verification: Verification) -> int:
     return min(longest, most)
 
 
-def planned_bytes(verification: Verification) -> int:
-    """Return what the plan expects of a rank, without its optimizer and what torch does not allocate. Gradients are
-    bfloat16 here and float32 under slime."""
+def planned_bytes(verification: Verification, rows: Computed | None = None, rollouts: int = 1) -> int:
+    """Return what the plan expects of a rank, by default with its own rows, without its optimizer and what torch does
+    not allocate. Gradients are bfloat16 here and float32 under slime."""
     gpu = GPUS["h100" if torch.cuda.get_device_capability()[0] >= 9 else "a100"]
-    rank = plan_job(verification.one_replica(), gpu).rank
+    job = plan_job(verification.one_replica(), gpu).job
+    rank = rank_memory(job if rows is None else replace(job, rows=rows))
     return rank.total - rank.optimizer - rank.reserve - rank.gradients // 2
 
 

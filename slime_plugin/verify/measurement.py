@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -29,6 +30,10 @@ class Measurement:
     """What to do if it is not ok; for what is ok, something to know."""
     value: float | None = None
     """The number itself; None for a fact, and for what is not finite."""
+    assumption: str = ""
+    """Key of ``memorywalker plan --assume`` whose number ``value`` is; empty if a plan assumes nothing like it."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Others that belong to it, by name, for programs."""
 
     @classmethod
     def at_most(cls, what: str, value: float, limit: float, remedy: str, unit: str = "") -> Measurement:
@@ -38,6 +43,14 @@ class Measurement:
     @classmethod
     def at_least(cls, what: str, value: float, limit: float, remedy: str, unit: str = "") -> Measurement:
         return cls._limited(what, value, value >= limit, f">= {_shown(limit, unit)}", remedy, unit)
+
+    @classmethod
+    def beside_plan(
+        cls, what: str, value: float, assumed: float | None, unit: str, per_unit: float = 1.0, assumption: str = ""
+    ) -> Measurement:
+        """Return a number beside that of ``memorywalker plan``, if it has one; ``unit`` has ``per_unit`` of them."""
+        limit = "" if assumed is None else f"plan: {_shown(assumed / per_unit, unit)}"
+        return cls(what, True, _shown(value / per_unit, unit), limit, value=value, assumption=assumption)
 
     @classmethod
     def _limited(cls, what: str, value: float, ok: bool, limit: str, remedy: str, unit: str) -> Measurement:

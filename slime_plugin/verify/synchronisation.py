@@ -1,0 +1,118 @@
+"""Where the host waits for the device: operations whose result it needs before it can go on, and the time that costs.
+
+While the host waits it launches nothing, so that a GPU runs dry soon afterwards. Operations are counted on any device:
+on a CPU nothing waits, but the same code would on a GPU. Times are those of torch's profiler, and of GPUs only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAITING_OPS = (
+    *("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"),
+    *("_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "bincount"),
+)
+"""Names in ``torch.ops.aten``: their result, or its size, depends on values on the device."""
+WAITING_CALLS = (
+    *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+    *("cudaMemcpy", "cudaMemcpyAsync", "cuStreamSynchronize", "cuCtxSynchronize"),
+)
+"""Of the CUDA runtime. A copy that does not wait takes microseconds, and counts with these."""
+_PACKAGE = Path(__file__).parents[1]
+
+
+class WaitCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
+    """Counts, while it is entered, operations that make the host wait, by the line of this package that asks for them.
+
+    Where there are GPUs, only those on them; the rest of the time the host waits for nobody but itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        tensors = [x for x in args if isinstance(x, Tensor)]
+        if tensors and _waits(function, args, result):
+            self.places[_caller()] += 1
+        return result
+
+
+def _waits(function: Any, args: tuple[Any, ...], result: Any) -> bool:
+    name = function.overloadpacket.__name__
+    source = next(x for x in args if isinstance(x, Tensor))
+    if torch.cuda.is_available():
+        if name in ("_to_copy", "copy_") and isinstance(result, Tensor):
+            origin = args[1] if name == "copy_" else source
+            return isinstance(origin, Tensor) and origin.is_cuda and not result.is_cuda
+        if not source.is_cuda:
+            return False
+    if name == "repeat_interleave":
+        return bool(function._overloadname == "Tensor")  # the one without the number of elements
+    if name in ("index", "index_put", "index_put_", "_index_put_impl_"):  # by a mask
+        return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return name in WAITING_OPS
+
+
+def _caller() -> str:
+    """Return the innermost line of this package, or of the file that called if it is none of ours."""
+    frame: FrameType | None = sys._getframe(2)
+    outside = ""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_PACKAGE) and path != Path(__file__):
+            return f"{path.relative_to(_PACKAGE)}:{frame.f_lineno}"
+        outside = outside or f"{path.name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return outside
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """Of one call, as the profiler saw it. Profiling makes the host slower, so that shares are upper bounds."""
+
+    seconds: float
+    waiting: float
+    """Seconds in ``WAITING_CALLS``."""
+    calls: int
+    idle: float
+    """Seconds in which the GPU computed and copied nothing, between the first thing it did and the last."""
+
+
+def profiled(action: Callable[[], object]) -> DeviceTimes:
+    """Profile a call on the GPU of this rank."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        action()
+        torch.cuda.synchronize()
+    events = [
+        (event.name, event.device_type.name != "CPU", event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+    ]
+    return device_times(events)
+
+
+def device_times(events: Iterable[tuple[str, bool, float, float]]) -> DeviceTimes:
+    """Add up events: the name of each, whether it is the device's, its start and its end in microseconds."""
+    events = list(events)
+    calls = [stop - start for name, on_device, start, stop in events if not on_device and name in WAITING_CALLS]
+    spans = sorted((start, stop) for _, on_device, start, stop in events if on_device)
+    idle, until = 0.0, spans[0][0] if spans else 0.0
+    for start, stop in spans:
+        idle += max(0.0, start - until)
+        until = max(until, stop)
+    seconds = max((stop for *_, stop in events), default=0.0) - min((start for *_, start, _ in events), default=0.0)
+    return DeviceTimes(seconds / 1e6, sum(calls) / 1e6, len(calls), idle / 1e6)

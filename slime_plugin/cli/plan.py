@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,19 +15,26 @@ from rich.table import Table
 
 from slime_plugin.cli.config import with_cell
 from slime_plugin.cli.inputs import RecordPath, all_valid_records
-from slime_plugin.cli.output import console
+from slime_plugin.cli.output import console, log_line
 from slime_plugin.cluster.job_problems import check_job
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.workload import Workload
 from slime_plugin.errors import nearest
-from slime_plugin.planner.job import ASSUMPTIONS, GPUS, Assumptions, counted_workload, estimated_workload
+from slime_plugin.planner.job import (
+    ASSUMPTIONS,
+    GPUS,
+    MAY_BE_ZERO,
+    Assumptions,
+    Gpu,
+    counted_workload,
+    estimated_workload,
+)
+from slime_plugin.planner.measured import MEASURABLE, Measured
 from slime_plugin.planner.memory import GB
 from slime_plugin.planner.plan import PHASES, Plan, plan_job
 from slime_plugin.report.tables import number_table
 
-Estimates = TypeVar("Estimates", Workload, Assumptions)
-MAY_BE_ZERO = ("sampled", "teacher_tokens", "leaves", "tool_seconds", "step_seconds", "allreduce_seconds", "spread")
-"""Keys of ``--assume`` that may be 0: nothing is divided by them."""
+Estimates = TypeVar("Estimates", Workload, Assumptions, Gpu)
 
 
 @click.command()
@@ -47,9 +54,21 @@ MAY_BE_ZERO = ("sampled", "teacher_tokens", "leaves", "tool_seconds", "step_seco
     metavar="KEY=NUMBER",
     help="Replace an estimate, as in sampled=5000 or tool_seconds=1; --json prints all keys.",
 )
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Take what memorywalker verify --out FILE.json measured in place of assumptions; --assume wins over it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything, in bytes, tokens and seconds.")
 def plan(
-    cell: Cell, config: Path, gpu: str, records: tuple[Path, ...], assumed: tuple[str, ...], as_json: bool
+    cell: Cell,
+    config: Path,
+    gpu: str,
+    records: tuple[Path, ...],
+    assumed: tuple[str, ...],
+    measured: Path | None,
+    as_json: bool,
 ) -> None:
     """Compute memory, tokens and time per GPU of a cluster job, without running anything.
 
@@ -64,19 +83,41 @@ def plan(
         workload = counted_workload(valid)
     else:
         workload, damaged = estimated_workload(cell.harness), False
-    numbers = _parse(assumed)
-    planned = plan_job(cell, GPUS[gpu], _replace(workload, numbers), _replace(ASSUMPTIONS, numbers))
+    numbers, found = _parse(assumed), None
+    if measured is not None:
+        found = _read(measured, cell, GPUS[gpu], without=numbers)
+        numbers |= found.values
+    planned = plan_job(cell, _replace(GPUS[gpu], numbers), _replace(workload, numbers), _replace(ASSUMPTIONS, numbers))
     if as_json:
-        click.echo(json.dumps(planned.to_json(), indent=1, allow_nan=False))
+        source = {} if found is None else {"measured": dataclasses.asdict(found) | {"path": str(found.path)}}
+        click.echo(json.dumps(planned.to_json() | source, indent=1, allow_nan=False))
     else:
         _print(cell, planned, "counted" if records else "estimated")
+        if found is not None:
+            console().print(_origin(found, GPUS[gpu]), soft_wrap=True, markup=False)
     for problem in planned.problems:
         click.echo(f"Error: {config}: {problem}", err=True)
     sys.exit(1 if planned.problems or damaged else 0)
 
 
+def _read(path: Path, cell: Cell, gpu: Gpu, *, without: Container[str]) -> Measured:
+    """Return what was measured, without some keys. Warn of what it was measured with, if the cell has another."""
+    found = Measured.read(path)
+    found.check(gpu)
+    for line in found.differences(cell):
+        log_line(f"Warning: {line}")
+    values = {key: value for key, value in found.values.items() if key not in without}
+    return dataclasses.replace(found, values=values)
+
+
+def _origin(found: Measured, gpu: Gpu) -> str:
+    assumed = dataclasses.asdict(ASSUMPTIONS) | dataclasses.asdict(gpu)
+    numbers = (f"{key} {value:.3g} (assumed {assumed[key]:.3g})" for key, value in found.values.items())
+    return f"measured on {found.device} ({found.path}): {', '.join(numbers) or 'nothing that --assume leaves'}"
+
+
 def _parse(assumed: tuple[str, ...]) -> dict[str, float]:
-    known = [field.name for kind in (Workload, Assumptions) for field in dataclasses.fields(kind)]
+    known = [*(field.name for field in dataclasses.fields(Workload)), *MEASURABLE]
     numbers = {}
     for text in assumed:
         key, _, number = text.partition("=")

@@ -68,6 +68,8 @@ class Assumptions:
 ASSUMPTIONS = Assumptions()
 GPU_SPEEDS = ("flops", "bandwidth", "nvlink", "mfu")
 """Numbers of a GPU that ``--assume`` replaces, too."""
+MAY_BE_ZERO = ("sampled", "teacher_tokens", "leaves", "tool_seconds", "step_seconds", "allreduce_seconds", "spread")
+"""Of a workload and of what is assumed: nothing is divided by them."""
 
 
 def gpu_named(device: str) -> Gpu | None:

@@ -12,14 +12,12 @@ from typing import Any
 
 from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError, nearest
-from slime_plugin.planner.job import GPU_SPEEDS, Assumptions, Gpu, gpu_named
+from slime_plugin.planner.job import GPU_SPEEDS, MAY_BE_ZERO, Assumptions, Gpu, gpu_named
 
 VERSION = 1
 """Of what ``memorywalker verify --json`` prints."""
-KEYS = (*(field.name for field in dataclasses.fields(Assumptions)), *GPU_SPEEDS)
+MEASURABLE = (*(field.name for field in dataclasses.fields(Assumptions)), *GPU_SPEEDS)
 """What can be measured."""
-MAY_BE_ZERO = ("tool_seconds", "step_seconds", "allreduce_seconds", "spread")
-"""Nothing is divided by them."""
 _HOW = "memorywalker verify CONFIG --out FILE.json writes it"
 
 
@@ -51,21 +49,21 @@ class Measured:
                 "verify again with the one that plans"
             )
         found = content.get("measured")
-        if not isinstance(found, dict) or not isinstance(found.get("values"), dict) or not found["values"]:
-            raise ConfigError(
-                f"{path}: holds nothing that a plan assumes; verify with --only speed, on the GPUs of the job"
-            )
+        if not isinstance(found, dict) or not isinstance(found.get("values"), dict):
+            raise ConfigError(f"{path}: is not a verification; {_HOW}")
         values = {key: _number(path, key, value) for key, value in found["values"].items()}
         of = {key: found.get(key) for key in ("model", "method", "dtype", "split")}
         return cls(path, values, str(found.get("device")), of, quick=bool(found.get("quick")))
 
-    def check_gpu(self, gpu: Gpu) -> None:
-        """Refuse numbers of another device."""
+    def check(self, gpu: Gpu) -> None:
+        """Refuse numbers of another device, and none at all."""
         if gpu_named(self.device) != gpu:
             raise ConfigError(
                 f"{self.path}: was measured on {self.device}, and the plan is for {gpu.name}; measure on a machine of "
                 "the job, or choose the GPU of the plan with --gpu"
             )
+        if not self.values:
+            raise ConfigError(f"{self.path}: holds nothing that a plan assumes; verify with --only speed,engine")
 
     def differences(self, cell: Cell) -> Iterator[str]:
         """Yield in what the cell is not what was measured, which changes the numbers somewhat."""
@@ -85,8 +83,8 @@ class Measured:
 
 
 def _number(path: Path, key: str, value: Any) -> float:
-    if key not in KEYS:
-        raise ConfigError(f"{path}: measured {key!r:.40}, which no plan assumes; is it {nearest(key, KEYS)}?")
+    if key not in MEASURABLE:
+        raise ConfigError(f"{path}: measured {key!r:.40}, which no plan assumes; is it {nearest(key, MEASURABLE)}?")
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not 0 <= number < math.inf or (number == 0 and key not in MAY_BE_ZERO):
         raise ConfigError(f"{path}: measured {key} as {value!r:.40}, which is no positive number; verify again")

@@ -58,8 +58,11 @@ def leaf_sums(divergence: Divergence | None, device: torch.device) -> dict[str, 
 
 
 def add_sums(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Add the sums of several micro-batches; every one has the same keys."""
-    return {key: float(sum(part[key] for part in parts)) for key in parts[0]} if parts else {}
+    """Add the sums of several micro-batches; every one has the same keys. The host waits for the device once."""
+    if not parts:
+        return {}
+    totals = torch.stack([torch.stack([part[key].double() for part in parts]).sum() for key in parts[0]])
+    return dict(zip(parts[0], totals.tolist(), strict=True))
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float | None]:

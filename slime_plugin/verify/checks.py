@@ -27,7 +27,7 @@ CHECKS = {
     "longest_row": "an update on the longest row that the cell allows: finite, within the planned memory",
     "engine": "rollouts of a real engine, scored by its weights, before and after it gets others",
     "training": "a small run that is killed and resumed: ratios, reference KL, numbering, learning rate",
-    "speed": "updates of every method, waiting, memory and links, beside what memorywalker plan assumes",
+    "speed": "updates of every method, memory and waiting, beside what a plan assumes",
 }
 """In the order in which they run."""
 UNEXPECTED = "not foreseen: the JSON output has the traceback; memorywalker doctor looks at the packages"

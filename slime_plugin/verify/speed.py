@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from slime_plugin.verify.updates import Update
 
 CHAIN = "plain chain"
 """Of as many tokens as the prefix tree has."""
-BASELINES = (DENOMINATOR, CHAIN, LogitTree().type)
+BASELINES = {DENOMINATOR: "H_comp", CHAIN: "chain", LogitTree().type: "logittree"}
 GB = 1e9
 SHOWN_PLACES = 3
 _INFINITE = (
@@ -182,11 +183,12 @@ def _measure_links(verification: Verification, rank: Rank) -> dict[str, float]:
 
 def _updates(verification: Verification, found: RankSpeed) -> Iterator[Measurement]:
     """Yield a line per contender."""
-    rollouts = len(rollouts_of(verification))
-    scale = 1.0 if verification.records else scale_of(verification)
-    cut = f"their lengths are {scale:.1%} of the harness's" if scale < 1 else ""
-    columns = "seconds, x " + ", x ".join(BASELINES)
-    yield Measurement(f"an update on {rollouts} rollouts, methods in turn", True, columns, remedy=cut)
+    records = rollouts_of(verification)
+    mean = statistics.fmean(map(len, records))
+    shape = "recorded" if verification.records else f"{scale_of(verification):.2%} of the harness's"
+    yield Measurement("rollouts", True, f"{len(records)} of {mean:,.0f} tokens, {shape}")
+    columns = f"seconds; x {', '.join(BASELINES.values())}; tokens/s/rank"
+    yield Measurement("an update by each method, in turn", True, columns)
     for name, seconds in found.seconds.items():
         rows, taken, loss = found.rows[name], statistics.median(seconds), found.losses[name]
         times = {base: median_ratio(seconds, found.seconds[base]) for base in BASELINES}
@@ -194,16 +196,16 @@ def _updates(verification: Verification, found: RankSpeed) -> Iterator[Measureme
         finite = math.isfinite(loss)
         shown = " ".join(f"{ratio:6.2f}x" for ratio in times.values())
         yield Measurement(
-            f"{name} *" if name == verification.cell.method.type else name,
+            f"  {name}{' *' * (name == verification.cell.method.type)}",
             finite,
-            f"{taken:8.3f} s {shown}  {speed:,.0f} tokens/s a rank" if finite else f"loss {loss}",
+            f"{taken:7.3f} {shown} {speed:9,.0f}" if finite else f"loss {loss}",
             remedy="" if finite else _INFINITE,
             value=taken,
             numbers={
                 "tokens": rows.tokens,
                 "teacher_tokens": rows.teacher_tokens,
                 "tokens_per_second": speed,
-                **{f"over {base}": ratio for base, ratio in times.items()},
+                **{f"over {BASELINES[base]}": ratio for base, ratio in times.items()},
             },
         )
 
@@ -220,7 +222,7 @@ def _shares(verification: Verification, found: RankSpeed, gpu: Gpu | None) -> It
             yield Measurement.beside_plan("share of the GPU's operations", mfu, gpu.mfu, "", assumption="mfu")
     share = found.logprob_seconds / taken
     assumed = 1 / (3 + trainer.recompute)
-    yield Measurement.beside_plan("log-probabilities before it, as a share of its time", share, assumed, "")
+    yield Measurement.beside_plan("log-probabilities before it, of its time", share, assumed, "")
 
 
 def _memory(verification: Verification, found: Sequence[RankSpeed]) -> Measurement:
@@ -233,10 +235,11 @@ def _memory(verification: Verification, found: Sequence[RankSpeed]) -> Measureme
 def _waits(verification: Verification, found: Sequence[RankSpeed]) -> Iterator[Measurement]:
     """Yield how often and how long the host waits, on the rank where it does so most often."""
     worst = max(found, key=lambda rank: sum(rank.waits.values()))
-    number, places = sum(worst.waits.values()), Counter(worst.waits).most_common(SHOWN_PLACES)
-    where = ", ".join(f"{times} in {place}" for place, times in places)
+    number, most = sum(worst.waits.values()), Counter(worst.waits).most_common(SHOWN_PLACES)
+    places = ((place.partition(" in "), times) for place, times in most)
+    where = ", ".join(f"{times} {operation} in {Path(line).name}" for (operation, _, line), times in places)
     verb = "wait" if verification.device == "cuda" else "would wait"
-    what = f"operations of the host that {verb} for a GPU"
+    what = f"operations that {verb} for a GPU"
     yield Measurement(what, True, f"{number}{f': {where}' if where else ''}", value=number, numbers=worst.waits)
     if worst.times is not None:
         times = worst.times

@@ -24,16 +24,20 @@ WAITING_OPS = (
     *("_unique2", "unique_dim", "unique_consecutive", "repeat_interleave", "bincount"),
 )
 """Names in ``torch.ops.aten``: their result, or its size, depends on values on the device."""
+_SPOKEN = {"_local_scalar_dense": "item", "_unique2": "unique", "_to_copy": "copy"}
+"""What one writes to get these."""
 WAITING_CALLS = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
     *("cudaMemcpy", "cudaMemcpyAsync", "cuStreamSynchronize", "cuCtxSynchronize"),
 )
 """Of the CUDA runtime. A copy that does not wait takes microseconds, and counts with these."""
-_PACKAGE = Path(__file__).parents[1]
+_TORCH = Path(torch.__file__).parent
+_FOLDERS = (Path(__file__).parents[1], _TORCH.parent)
+"""That lines are shown without: this package, and the others."""
 
 
 class WaitCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
-    """Counts, while it is entered, operations that make the host wait, by the line of this package that asks for them.
+    """Counts, while it is entered, operations that make the host wait, by name and by the line that asks for them.
 
     Where there are GPUs, only those on them; the rest of the time the host waits for nobody but itself.
     """
@@ -48,7 +52,8 @@ class WaitCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         result = function(*args, **(kwargs or {}))
         tensors = [x for x in args if isinstance(x, Tensor)]
         if tensors and _waits(function, args, result):
-            self.places[_caller()] += 1
+            name = function.overloadpacket.__name__
+            self.places[f"{_SPOKEN.get(name, name)} in {_caller()}"] += 1
         return result
 
 
@@ -69,16 +74,15 @@ def _waits(function: Any, args: tuple[Any, ...], result: Any) -> bool:
 
 
 def _caller() -> str:
-    """Return the innermost line of this package, or of the file that called if it is none of ours."""
+    """Return the innermost line that is not torch's."""
     frame: FrameType | None = sys._getframe(2)
-    outside = ""
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(_PACKAGE) and path != Path(__file__):
-            return f"{path.relative_to(_PACKAGE)}:{frame.f_lineno}"
-        outside = outside or f"{path.name}:{frame.f_lineno}"
+    while frame is not None and Path(frame.f_code.co_filename).is_relative_to(_TORCH):
         frame = frame.f_back
-    return outside
+    if frame is None:
+        return "torch"
+    path = Path(frame.f_code.co_filename)
+    folder = next((folder for folder in _FOLDERS if path.is_relative_to(folder)), path.parent)
+    return f"{path.relative_to(folder)}:{frame.f_lineno}"
 
 
 @dataclass(frozen=True, slots=True)

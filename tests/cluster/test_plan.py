@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from examples.black_box.driver import FoldingAgentDriver
 from slime_plugin.architecture import PUBLISHED
-from slime_plugin.cli.plan import MAY_BE_ZERO
 from slime_plugin.config.custom import NoSettings
 from slime_plugin.config.frozen import models_in, tag_of
 from slime_plugin.config.harness import BlackBox, Harness
@@ -24,7 +23,7 @@ from slime_plugin.config.overrides import load_cell
 from slime_plugin.config.trainer import Trainer
 from slime_plugin.config.workload import Workload
 from slime_plugin.methods import lay_out, method_of
-from slime_plugin.planner.job import GPUS, counted_workload
+from slime_plugin.planner.job import GPUS, MAY_BE_ZERO, counted_workload
 from slime_plugin.planner.memory import GB, rank_parameters
 from slime_plugin.record import Edit, Meta, Record, Span
 from slime_plugin.rollout.editors import Editor

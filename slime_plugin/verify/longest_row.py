@@ -77,12 +77,16 @@ def longest_row(verification: Verification) -> int:
     return min(longest, most)
 
 
-def planned_bytes(verification: Verification, rows: Computed | None = None, rollouts: int = 1) -> int:
-    """Return what the plan expects of a rank, by default with its own rows, without its optimizer and what torch does
-    not allocate. Gradients are bfloat16 here and float32 under slime."""
+def planned_bytes(verification: Verification, rows: Computed | None = None, rollouts: int = 0) -> int:
+    """Return what the plan expects of a rank, without its optimizer and what torch does not allocate: in a step of the
+    cell, or with such rows of so many rollouts. Gradients are bfloat16 here and float32 under slime."""
     gpu = GPUS["h100" if torch.cuda.get_device_capability()[0] >= 9 else "a100"]
     job = plan_job(verification.one_replica(), gpu).job
-    rank = rank_memory(job if rows is None else replace(job, rows=rows))
+    if rows is not None:
+        trainer = job.cell.trainer.model_copy(update={"prompts": 1, "steps": 1})
+        limits = job.cell.rollout.model_copy(update={"samples": rollouts * job.replicas})
+        job = replace(job, rows=rows, cell=job.cell.model_copy(update={"trainer": trainer, "rollout": limits}))
+    rank = rank_memory(job)
     return rank.total - rank.optimizer - rank.reserve - rank.gradients // 2
 
 

@@ -49,16 +49,15 @@ class WaitCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     def __torch_dispatch__(
         self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        if tensors and _waits(function, args, result):
-            name = function.overloadpacket.__name__
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        name = function.overloadpacket.__name__
+        if any(isinstance(x, Tensor) for x in args) and _waits(name, args, kwargs, result):
             self.places[f"{_SPOKEN.get(name, name)} in {_caller()}"] += 1
         return result
 
 
-def _waits(function: Any, args: tuple[Any, ...], result: Any) -> bool:
-    name = function.overloadpacket.__name__
+def _waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     source = next(x for x in args if isinstance(x, Tensor))
     if torch.cuda.is_available():
         if name in ("_to_copy", "copy_") and isinstance(result, Tensor):
@@ -67,7 +66,7 @@ def _waits(function: Any, args: tuple[Any, ...], result: Any) -> bool:
         if not source.is_cuda:
             return False
     if name == "repeat_interleave":
-        return bool(function._overloadname == "Tensor")  # the one without the number of elements
+        return kwargs.get("output_size") is None
     if name in ("index", "index_put", "index_put_", "_index_put_impl_"):  # by a mask
         return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
     return name in WAITING_OPS

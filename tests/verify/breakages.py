@@ -124,6 +124,18 @@ def overflow() -> None:
     vars(loss)["token_statistics"] = token_statistics
 
 
+def waiting_loss() -> None:
+    """A loss that looks at a number while it is computed."""
+    right = vocabulary.token_statistics
+
+    def token_statistics(*args: Any) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = right(*args)
+        assert logprobs.detach().sum().item() <= 0
+        return logprobs, entropy
+
+    vars(loss)["token_statistics"] = token_statistics
+
+
 BREAKAGES: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
@@ -135,5 +147,6 @@ BREAKAGES: dict[str, Callable[[], None]] = {
         wrong_parent,
         only_parameters_wake,
         overflow,
+        waiting_loss,
     )
 }

@@ -104,6 +104,7 @@ def profiled(action: Callable[[], object]) -> DeviceTimes:
     events = [
         (event.name, event.device_type.name != "CPU", event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
+        if not event.is_user_annotation  # a region of the host, which covers the gaps between kernels
     ]
     return device_times(events)
 

@@ -19,22 +19,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib/job.sh"
 
 [[ ${1:-} == -h || ${1:-} == --help ]] && usage && exit
 [[ $# -ge 2 && $2 != -* ]] || misused "HOSTS and CONFIG have to come first"
-if [[ $1 == -* ]]; then
-  hosts=$(tr ',' '\n' <<<"${1#-}")
-else
-  file=$(absolute "$1")
-  [[ -f $file ]] || stop "$1: there is no such file; a list of hosts starts with a dash: -node1,node2"
-  hosts=$(<"$file")
-fi
-hosts=$(sed 's/#.*//; s/^[[:space:]]*//; s/[[:space:]]*$//; /^$/d' <<<"$hosts")
-invalid=$(grep -nvE '^[A-Za-z0-9][A-Za-z0-9._@-]*$' <<<"$hosts" | head -n 1) || true
-[[ -z $invalid ]] || stop "$1: ${invalid#*:} is not a host name"
-duplicate=$(sort <<<"$hosts" | uniq -d | head -n 1)
-[[ -z $duplicate ]] || stop "$1: $duplicate is listed twice"
+hosts=$(hosts_of "$1") || exit
 
 words=()
 for word in "${@:2}"; do
   [[ $word == --evaluate ]] && mode=(--evaluate) || words+=("$word")
 done
 read_arguments "${words[@]}"
-run_job "$(paste -sd , <<<"$hosts")"
+run_job "$hosts"

@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 driver=${DRIVER:-slime_plugin.cluster.driver}                # checks the flags and runs slime's train.py
 script=$(basename "$0")
 
-config='' out='' run='' dry_run=no
+config='' out='' run='' dry_run=no nodes='' gpus='' keys=''
 further=() settings=() mode=()
 
 stop() {
@@ -30,6 +30,23 @@ absolute() { # PATH as it was typed
 value_of() { # OPTION WORDS...: the word after it
   [[ $# -ge 3 && $3 != --* ]] || misused "$1 has no value"
   echo "$3"
+}
+
+hosts_of() { # HOSTS, a file or a dash and a list: their names, comma-separated
+  local file names invalid duplicate
+  if [[ $1 == -* ]]; then
+    names=$(tr ',' '\n' <<<"${1#-}")
+  else
+    file=$(absolute "$1")
+    [[ -f $file ]] || stop "$1: there is no such file; a list of hosts starts with a dash: -node1,node2"
+    names=$(<"$file")
+  fi
+  names=$(sed 's/#.*//; s/^[[:space:]]*//; s/[[:space:]]*$//; /^$/d' <<<"$names")
+  invalid=$(grep -nvE '^[A-Za-z0-9][A-Za-z0-9._@-]*$' <<<"$names" | head -n 1) || true
+  [[ -z $invalid ]] || stop "$1: ${invalid#*:} is not a host name"
+  duplicate=$(sort <<<"$names" | uniq -d | head -n 1)
+  [[ -z $duplicate ]] || stop "$1: $duplicate is listed twice"
+  paste -sd , <<<"$names"
 }
 
 installed() {
@@ -78,33 +95,43 @@ read_arguments() {
 # HOSTS, comma-separated, the head first; none: this machine
 run_job() {
   installed
-  local hosts=${1:-} count shown nodes gpus keys lines flags=() words=("$config" "${further[@]}" "${settings[@]}")
-  shown=$(memorywalker config show "${words[@]}") || exit
-  nodes=$(sed -n '/^cluster:/,/^[^ ]/s/^  nodes: //p' <<<"$shown")
-  gpus=$(sed -n '/^cluster:/,/^[^ ]/s/^  gpus: //p' <<<"$shown")
-  count=$(tr ',' '\n' <<<"${hosts:-here}" | wc -l)
-  [[ -z $hosts || $count -eq $nodes ]] ||
-    stop "$count hosts for a configuration of $nodes nodes (cluster.nodes); name $nodes hosts, or give --nodes $count"
-  words+=(--out "$run" "${mode[@]}")
+  local hosts=${1:-} lines flags=() words=("$config" "${further[@]}" "${settings[@]}" --out "$run" "${mode[@]}")
+  resolve "$hosts"
   if [[ $dry_run == yes ]]; then
     lines=$(memorywalker slime-args "${words[@]}") || exit
     echo "python -m $driver $lines"
     exit
   fi
-  [[ $count -eq $nodes ]] ||
+  [[ -n $hosts || $nodes -eq 1 ]] ||
     stop "the configuration asks for $nodes nodes (cluster.nodes), and this starts 1; use launch/cluster.sh or slurm.sbatch"
+  lock_run
+  lines=$(memorywalker slime-args "${words[@]}" --lines --write) || exit
+  mapfile -t flags <<<"$lines"
+  start_nodes "$hosts" "$driver" "${flags[@]}"
+}
 
-  # Lock the folder before anything is written into it. The lock ends with this process, which exec keeps until the job
-  # is over.
+resolve() { # HOSTS: set $nodes, $gpus and $keys of the configuration, and check the number of hosts
+  local shown count
+  shown=$(memorywalker config show "$config" "${further[@]}" "${settings[@]}") || exit
+  nodes=$(sed -n '/^cluster:/,/^[^ ]/s/^  nodes: //p' <<<"$shown")
+  gpus=$(sed -n '/^cluster:/,/^[^ ]/s/^  gpus: //p' <<<"$shown")
+  keys=$(sed -n '/: null$/d; s/^ *key_variable: //p' <<<"$shown" | sort -u | paste -sd ,)
+  count=$(tr ',' '\n' <<<"$1" | wc -l)
+  [[ -z $1 || $count -eq $nodes ]] ||
+    stop "$count hosts for a configuration of $nodes nodes (cluster.nodes); name $nodes hosts, or give --nodes $count"
+}
+
+# Lock the folder before anything is written into it. The lock ends with this process, which exec keeps until the job is
+# over.
+lock_run() {
   mkdir -p "$run"
   local lock
   exec {lock}<>"$run/processes.lock"
   flock --nonblock "$lock" ||
     stop "$run: another job is using it (process $(<"$run/processes.lock")); wait for it to end, or give another --out"
   echo $$ >"$run/processes.lock"
+}
 
-  lines=$(memorywalker slime-args "${words[@]}" --lines --write) || exit
-  mapfile -t flags <<<"$lines"
-  keys=$(sed -n '/: null$/d; s/^ *key_variable: //p' <<<"$shown" | sort -u | paste -sd ,)
-  exec python3 launch/lib/hosts.py --run "$run" --hosts "$hosts" --gpus "$gpus" --keys "$keys" "$driver" -- "${flags[@]}"
+start_nodes() { # HOSTS DRIVER FLAGS...: start Ray on all hosts, and the driver on the first
+  exec python3 launch/lib/hosts.py --run "$run" --hosts "$1" --gpus "$gpus" --keys "$keys" "$2" -- "${@:3}"
 }

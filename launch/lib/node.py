@@ -231,7 +231,8 @@ def _log_name(log: Path) -> str:
 
 def check_packages(config: NodeConfig) -> None:
     """Exit with an error if Ray or slime is missing, before anything is started."""
-    for package in ("ray", *(["slime"] if config.driver and config.driver[0].startswith("slime_plugin.") else [])):
+    of_slime = config.driver is not None and config.driver[0].startswith("slime_plugin.cluster.")
+    for package in ("ray", *(["slime"] if of_slime else [])):
         if importlib.util.find_spec(package) is None:
             fail(
                 f"{config.host}: there is no {package}; use the image of docker/slime.Dockerfile, or install slime and "

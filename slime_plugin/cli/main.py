@@ -70,12 +70,13 @@ def cli() -> None:
     """
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, command: click.Command = cli) -> None:
+    """Run a command, and exit with its status."""
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character gets its escape instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = cli.main(arguments, prog_name="memorywalker", standalone_mode=False)
+        status = command.main(arguments, prog_name="memorywalker", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_plugin import __version__
-from slime_plugin.cli.config import CONFIG, OVERRIDES, prefixed_errors
+from slime_plugin.cli.config import prefixed_errors, with_cell
 from slime_plugin.cli.inputs import RecordPath, all_valid_records, check_installed
 from slime_plugin.cli.output import console, shown_stages, write_whole
-from slime_plugin.config.overrides import load_cell
+from slime_plugin.config.cell import Cell
 from slime_plugin.errors import ConfigError, nearest
 from slime_plugin.report.verification_page import verification_page
 from slime_plugin.rollout.server import chosen_device
@@ -48,8 +49,7 @@ def _check_suffixes(context: click.Context, parameter: click.Parameter, paths: t
 
 
 @click.command()
-@CONFIG
-@OVERRIDES
+@with_cell
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to compute on.  [default: GPUs, if there are]")
 @click.option("--quick", is_flag=True, help="Smaller inputs.")
 @click.option(
@@ -72,8 +72,8 @@ def _check_suffixes(context: click.Context, parameter: click.Parameter, paths: t
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(
+    cell: Cell,
     config: Path,
-    overrides: tuple[str, ...],
     device: Device | None,
     quick: bool,
     names: tuple[str, ...],
@@ -89,9 +89,8 @@ def verify(
 
     Exits with 1 if a check failed.
     """
-    cell = load_cell(config, overrides)
     check_installed("train", "torch", "megatron", "safetensors")
-    chosen = _choose_device(device)
+    chosen = choose_device(device)
     given = () if records is None else tuple(all_valid_records([records])[0])
     verification = Verification(cell, chosen, quick, given)
     with prefixed_errors(config):
@@ -103,12 +102,12 @@ def verify(
             show(time.monotonic() - started, f"{name}: {CHECKS[name]}")
 
         results = list(run_checks(verification, names, begin))
-    value = _to_json(verification, config, results)
+    value = to_json(verification, config, results)
     text = json.dumps(value, indent=1, allow_nan=False)
     if as_json:
         click.echo(text)
     else:
-        _print_table(results)
+        print_table(results)
         click.echo(f"\n{value['verdict']}")
     for path in outputs:
         write_whole(path, f"{text}\n" if path.suffix == ".json" else verification_page(value))
@@ -116,7 +115,7 @@ def verify(
     sys.exit(0 if value["ok"] else 1)
 
 
-def _choose_device(wanted: Device | None) -> Device:
+def choose_device(wanted: Device | None) -> Device:
     """Return where to compute. torch is not loaded yet: on a CPU it never sees the GPUs, and neither do ranks."""
     if wanted == "cuda" and chosen_device("auto") != "cuda":
         raise ConfigError("--device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does")
@@ -125,7 +124,10 @@ def _choose_device(wanted: Device | None) -> Device:
     return wanted or chosen_device("auto")
 
 
-def _to_json(verification: Verification, config: Path, results: list[CheckResult]) -> dict[str, Any]:
+def to_json(
+    verification: Verification, config: Path, results: Sequence[CheckResult], about: Mapping[str, str] = CHECKS
+) -> dict[str, Any]:
+    """Return what ``--json`` prints. ``about`` describes the checks."""
     split = verification.parallel
     failed = [result.check for result in results if result.verdict == "failed"]
     skipped = [result.check for result in results if result.verdict == "skipped"]
@@ -143,11 +145,11 @@ def _to_json(verification: Verification, config: Path, results: list[CheckResult
         "split": {"tp": split.tp, "pp": split.pp, "cp": split.cp, "sp": split.sp},
         "quick": verification.quick,
         "measured": _measured(verification, results),
-        "checks": [{"about": CHECKS[result.check], **result.to_json()} for result in results],
+        "checks": [{"about": about[result.check], **result.to_json()} for result in results],
     }
 
 
-def _measured(verification: Verification, results: list[CheckResult]) -> dict[str, Any]:
+def _measured(verification: Verification, results: Sequence[CheckResult]) -> dict[str, Any]:
     """Return what memorywalker plan --measured uses, and what it was measured on and with."""
     from slime_plugin.local.timing import device_name  # loads torch, which the checks have done by now
 
@@ -173,7 +175,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _print_table(results: list[CheckResult]) -> None:
+def print_table(results: Sequence[CheckResult], about: Mapping[str, str] = CHECKS) -> None:
     """Print a line per check, its measurements below it, and what to do."""
     table = Table(box=None, pad_edge=False, header_style="")
     for heading in ("", "check", "measured", "found", "limit", "seconds"):
@@ -181,7 +183,7 @@ def _print_table(results: list[CheckResult]) -> None:
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for result in results:
         verdict = Text(result.verdict, style=_STYLES[result.verdict])
-        table.add_row(verdict, Text(result.check), Text(CHECKS[result.check]), "", "", f"{result.seconds:.1f}")
+        table.add_row(verdict, Text(result.check), Text(about[result.check]), "", "", f"{result.seconds:.1f}")
         for finding in result.measurements:
             style = _STYLES["failed"] if not finding.ok else "yellow" if finding.remedy else ""
             note = f"; {finding.remedy}" if finding.ok and finding.remedy else ""

@@ -31,7 +31,8 @@ from tests.cli import run
 from tests.conftest import ROOT
 
 SCRIPTS = [
-    f"launch/{name}" for name in ("train.sh", "cluster.sh", "eval.sh", "replay.sh", "prepare.sh", "slurm.sbatch")
+    f"launch/{name}"
+    for name in ("train.sh", "cluster.sh", "eval.sh", "replay.sh", "prepare.sh", "slurm.sbatch", "verify.sh")
 ]
 CELLS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "configs" / "cells").glob("*.yaml"))
 CELL = "configs/cells/agentfold-mask4d.yaml"

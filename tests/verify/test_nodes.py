@@ -142,10 +142,11 @@ def test_two_hosts(tmp_path: Path) -> None:
     done = verify_hosts(tmp_path / "sound", "--only", "attention,rope")
     assert done.returncode == 0, done.stdout + done.stderr
     value = json.loads((tmp_path / "sound" / "verify.json").read_text())
-    assert [check["check"] for check in value["checks"]] == ["nodes", "network", "127.0.0.1", "127.0.0.2"]
+    *together, head, other = [check["check"] for check in value["checks"]]
+    assert (together, other) == (["nodes", "network"], "127.0.0.2")  # Ray gives the head another address of its machine
     assert "4 ranks on 2 nodes" in value["checks"][1]["measurements"][0]["what"]
     assert "4 passed" in (tmp_path / "sound" / "verify.html").read_text()
-    for host in ("127.0.0.1", "127.0.0.2"):
+    for host in (head, other):
         own = json.loads((tmp_path / "sound" / f"{host}.json").read_text())
         assert [check["check"] for check in own["checks"]] == ["attention", "rope"]
         assert (tmp_path / "sound" / f"{host}.html").is_file()

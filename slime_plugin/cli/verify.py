@@ -151,13 +151,16 @@ def to_json(
 
 def _measured(verification: Verification, results: Sequence[CheckResult]) -> dict[str, Any]:
     """Return what memorywalker plan --measured uses, and what it was measured on and with."""
-    from slime_plugin.local.timing import device_name  # loads torch, which the checks have done by now
+    device: str = verification.device
+    if "torch" in sys.modules:  # some check has computed something; where torch cannot be loaded, resources says so
+        from slime_plugin.local.timing import device_name
 
+        device = device_name()
     split = verification.parallel
     findings = [finding for result in results for finding in result.measurements]
     return {
         "values": {finding.assumption: finding.value for finding in findings if finding.assumption},
-        "device": device_name(),
+        "device": device,
         "model": verification.model.name,
         "method": verification.cell.method.type,
         "dtype": verification.dtype,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import resource
 import statistics
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from slime_plugin.local.timing import device_name, median_ratio, plain_chains, t
 from slime_plugin.methods import DENOMINATOR, Computed, method_of
 from slime_plugin.planner.calibration import PlannedUpdate
 from slime_plugin.planner.job import ASSUMPTIONS, Gpu, counted_workload, estimated_workload, gpu_named
+from slime_plugin.planner.phases import update_passes
 from slime_plugin.record import Record
 from slime_plugin.slime.batch import Batch
 from slime_plugin.train.pipeline import wrap_for_training
@@ -43,7 +45,11 @@ CHAIN = "plain chain"
 """Of as many tokens as the prefix tree has."""
 BASELINES = {DENOMINATOR: "H_comp", CHAIN: "chain", LogitTree().type: "logittree"}
 GB = 1e9
+LEAST_REPEATS, TIMED_S = 2, 30.0
+"""Of an update, and the seconds for all of them together where more are possible."""
 SHOWN_PLACES = 3
+NOISE = 2.0
+"""Between repetitions of the same update; with more, its median means little."""
 _INFINITE = (
     "the loss overflows: look whether the head and model checks pass, and which method it is; its seconds say nothing"
 )
@@ -136,7 +142,8 @@ def measure(verification: Verification) -> RankSpeed:
         losses[name] = updates[name].run(rank)
 
     actions = {name: partial(run, name) for name in updates}
-    seconds = time_in_turns(actions, verification.size(5, 2), prepare=lambda name: dist.barrier(), warm_ups=1)
+    repeats = _repeats(verification, actions)
+    seconds = time_in_turns(actions, repeats, prepare=lambda name: dist.barrier())
     own = verification.cell.method.type
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -157,6 +164,16 @@ def measure(verification: Verification) -> RankSpeed:
         times=profiled(actions[own]) if torch.cuda.is_available() else None,
         links=_measure_links(verification, rank),
     )
+
+
+def _repeats(verification: Verification, actions: Mapping[str, Callable[[], None]]) -> int:
+    """Run a first round, which finds neither memory nor caches warm; return how many more there is time for."""
+    begin = time.perf_counter()
+    for action in actions.values():
+        action()
+    taken = torch.tensor(time.perf_counter() - begin, device=world.device())
+    dist.all_reduce(taken, dist.ReduceOp.MAX)  # the same on all ranks
+    return max(LEAST_REPEATS, min(verification.size(5, LEAST_REPEATS), int(TIMED_S / taken.item())))
 
 
 def _peak(verification: Verification, records: Sequence[Record], batch: Batch) -> tuple[int, int]:
@@ -187,14 +204,16 @@ def _updates(verification: Verification, found: RankSpeed) -> Iterator[Measureme
     mean = statistics.fmean(map(len, records))
     shape = "recorded" if verification.records else f"{scale_of(verification):.2%} of the harness's"
     yield Measurement("rollouts", True, f"{len(records)} of {mean:,.0f} tokens, {shape}")
-    columns = f"seconds; x {', '.join(BASELINES.values())}; tokens/s/rank"
-    yield Measurement("an update by each method, in turn", True, columns)
+    columns = f"seconds; / {', / '.join(BASELINES.values())}; tokens/s/rank"
+    spread = max(max(seconds) / min(seconds) for seconds in found.seconds.values())
+    noise = f"repetitions differ by up to {spread:.1f}x: other processes use this machine" if spread > NOISE else ""
+    yield Measurement("an update by each method, in turn", True, columns, remedy=noise)
     for name, seconds in found.seconds.items():
         rows, taken, loss = found.rows[name], statistics.median(seconds), found.losses[name]
         times = {base: median_ratio(seconds, found.seconds[base]) for base in BASELINES}
         speed = (rows.tokens + rows.teacher_tokens) / taken / verification.parallel.ranks
         finite = math.isfinite(loss)
-        shown = " ".join(f"{ratio:6.2f}x" for ratio in times.values())
+        shown = " ".join(f"{ratio:6.2f}" for ratio in times.values())
         yield Measurement(
             f"  {name}{' *' * (name == verification.cell.method.type)}",
             finite,
@@ -221,8 +240,7 @@ def _shares(verification: Verification, found: RankSpeed, gpu: Gpu | None) -> It
         if mfu is not None:
             yield Measurement.beside_plan("share of the GPU's operations", mfu, gpu.mfu, "", assumption="mfu")
     share = found.logprob_seconds / taken
-    assumed = 1 / (3 + trainer.recompute)
-    yield Measurement.beside_plan("log-probabilities before it, of its time", share, assumed, "")
+    yield Measurement.beside_plan("log-probabilities alone, of an update", share, 1 / update_passes(trainer), "")
 
 
 def _memory(verification: Verification, found: Sequence[RankSpeed]) -> Measurement:
@@ -233,7 +251,7 @@ def _memory(verification: Verification, found: Sequence[RankSpeed]) -> Measureme
 
 
 def _waits(verification: Verification, found: Sequence[RankSpeed]) -> Iterator[Measurement]:
-    """Yield how often and how long the host waits, on the rank where it does so most often."""
+    """Yield how often the host waits, on the rank where it does so most often, and what that costs."""
     worst = max(found, key=lambda rank: sum(rank.waits.values()))
     number, most = sum(worst.waits.values()), Counter(worst.waits).most_common(SHOWN_PLACES)
     places = ((place.partition(" in "), times) for place, times in most)
@@ -242,11 +260,10 @@ def _waits(verification: Verification, found: Sequence[RankSpeed]) -> Iterator[M
     what = f"operations that {verb} for a GPU"
     yield Measurement(what, True, f"{number}{f': {where}' if where else ''}", value=number, numbers=worst.waits)
     if worst.times is not None:
-        times = worst.times
-        waiting, idle = times.waiting / times.seconds, times.idle / times.seconds
-        calls = f"{waiting:.1%} of an update, in {times.calls} calls"
-        yield Measurement("host waiting for the GPU", True, calls, value=waiting)
+        idle, lost = worst.times.idle / worst.times.seconds, worst.times.lost / worst.times.seconds
         yield Measurement("GPU without work", True, f"{idle:.1%} of an update", value=idle)
+        text = f"{lost:.1%} of an update, at {worst.times.calls} waits and copies"
+        yield Measurement("  of that because the host waited", True, text, value=lost)
 
 
 def _links(verification: Verification, found: Sequence[RankSpeed], gpu: Gpu | None) -> Iterator[Measurement]:

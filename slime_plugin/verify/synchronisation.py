@@ -7,6 +7,7 @@ on a CPU nothing waits, but the same code would on a GPU. Times are those of tor
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ WAITING_CALLS = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
     *("cudaMemcpy", "cudaMemcpyAsync", "cuStreamSynchronize", "cuCtxSynchronize"),
 )
-"""Of the CUDA runtime. A copy that does not wait takes microseconds, and counts with these."""
+"""Of the CUDA runtime; copies of either kind."""
 _TORCH = Path(torch.__file__).parent
 _FOLDERS = (Path(__file__).parents[1], _TORCH.parent)
 """That lines are shown without: this package, and the others."""
@@ -86,14 +87,16 @@ def _caller() -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Of one call, as the profiler saw it. Profiling makes the host slower, so that shares are upper bounds."""
+    """Of one call, as the profiler saw it. Profiling makes the host slower, so that idle times are upper bounds."""
 
     seconds: float
-    waiting: float
-    """Seconds in ``WAITING_CALLS``."""
-    calls: int
     idle: float
     """Seconds in which the GPU computed and copied nothing, between the first thing it did and the last."""
+    lost: float
+    """The part of that in which the host had waited for the GPU, and launched the next thing only then. That it waits
+    at the end, or with work left in the queue, costs nothing."""
+    calls: int
+    """Of ``WAITING_CALLS``."""
 
 
 def profiled(action: Callable[[], object]) -> DeviceTimes:
@@ -112,11 +115,15 @@ def profiled(action: Callable[[], object]) -> DeviceTimes:
 def device_times(events: Iterable[tuple[str, bool, float, float]]) -> DeviceTimes:
     """Add up events: the name of each, whether it is the device's, its start and its end in microseconds."""
     events = list(events)
-    calls = [stop - start for name, on_device, start, stop in events if not on_device and name in WAITING_CALLS]
+    waited = sorted(stop for name, on_device, _, stop in events if not on_device and name in WAITING_CALLS)
     spans = sorted((start, stop) for _, on_device, start, stop in events if on_device)
-    idle, until = 0.0, spans[0][0] if spans else 0.0
+    idle = lost = 0.0
+    until = spans[0][0] if spans else 0.0
     for start, stop in spans:
-        idle += max(0.0, start - until)
+        if start > until:
+            idle += start - until
+            over = bisect_left(waited, until)  # the first wait that was over once the GPU had nothing left
+            lost += start - until if over < len(waited) and waited[over] <= start else 0.0
         until = max(until, stop)
     seconds = max((stop for *_, stop in events), default=0.0) - min((start for *_, start, _ in events), default=0.0)
-    return DeviceTimes(seconds / 1e6, sum(calls) / 1e6, len(calls), idle / 1e6)
+    return DeviceTimes(seconds / 1e6, idle / 1e6, lost / 1e6, len(waited))

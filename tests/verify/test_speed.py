@@ -26,7 +26,7 @@ from slime_plugin.planner.plan import plan_job
 from slime_plugin.verify import longest_row, speed, world
 from slime_plugin.verify.generated import workload_record
 from slime_plugin.verify.settings import Verification
-from slime_plugin.verify.synchronisation import WaitCounter, device_times
+from slime_plugin.verify.synchronisation import DeviceTimes, WaitCounter, device_times
 from tests.cli import run
 from tests.cluster.test_plan import CELL, WORKLOADS
 from tests.conftest import ROOT, example
@@ -194,22 +194,26 @@ def test_what_does_not_wait_is_not() -> None:
 
 
 def test_times_of_a_profile() -> None:
-    """Host: a copy of 2 us, a launch, a wait of 40 us. Device: two kernels that overlap, a gap of 20 us, a copy."""
+    """The GPU runs dry twice: for 20 us because the host waited, and for 10 us because it was slow. One wait has more
+    work behind it, and one is at the end."""
     times = device_times(
         [
-            ("cudaMemcpyAsync", False, 0.0, 2.0),
             ("cudaLaunchKernel", False, 5.0, 8.0),
-            ("aten::item", False, 50.0, 95.0),
-            ("cudaStreamSynchronize", False, 50.0, 90.0),
             ("gemm", True, 10.0, 40.0),
+            ("cudaMemcpyAsync", False, 20.0, 22.0),
             ("add", True, 30.0, 50.0),
-            ("Memcpy DtoH", True, 70.0, 80.0),
+            ("aten::item", False, 30.0, 60.0),
+            ("cudaStreamSynchronize", False, 31.0, 53.0),
+            ("copy", True, 70.0, 80.0),
+            ("gemm", True, 90.0, 100.0),
+            ("cudaDeviceSynchronize", False, 91.0, 105.0),
         ]
     )
-    assert times.calls == 2
-    assert times.seconds == pytest.approx(95e-6)
-    assert times.waiting == pytest.approx(42e-6)
-    assert times.idle == pytest.approx(20e-6)
+    assert times.calls == 3
+    assert times.seconds == pytest.approx(100e-6)
+    assert times.idle == pytest.approx(30e-6)
+    assert times.lost == pytest.approx(20e-6)
+    assert device_times([]) == DeviceTimes(0.0, 0.0, 0.0, 0)
 
 
 # Timing, and what is timed

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from slime_plugin.rollout.chat.chat import Chat
@@ -268,7 +267,10 @@ class ContextTree:
 
 
 def _tokens(blocks: Sequence[Block]) -> list[int]:
-    return list(chain.from_iterable(block.tokens for block in blocks))
+    tokens: list[int] = []
+    for block in blocks:
+        tokens += block.tokens  # several times as fast as itertools.chain: whole blocks are copied
+    return tokens
 
 
 def _split_system(payload: Payload) -> tuple[str, list[Part]]:

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 COUNTS = {"/v1/messages/count_tokens": "/v1/messages", "/v1/responses/input_tokens": "/v1/responses"}
 """Paths that only count the tokens of a prompt, and the path whose requests they take."""
+EVENT_STREAM = "text/event-stream"
 
 
 class ListenError(MemoryWalkerError):
@@ -85,10 +86,10 @@ class TapApp:
         self._closing = False
         self._app = Starlette(
             routes=[
-                *(Route(path, self._health) for path in ("/", "/health")),
-                *(Route(path, self._models) for path in ("/v1/models", "/v1/models/{name:path}")),
-                *(Route(path, self._answer, methods=["POST"]) for path in WIRE_FORMATS),
+                *(Route(path, self._answer, methods=["POST"]) for path in WIRE_FORMATS),  # the usual ones come first
                 *(Route(path, self._count, methods=["POST"]) for path in COUNTS),
+                *(Route(path, self._models) for path in ("/v1/models", "/v1/models/{name:path}")),
+                *(Route(path, self._health) for path in ("/", "/health")),
             ],
             exception_handlers={
                 ClientDisconnect: self._disconnected,
@@ -151,11 +152,11 @@ class TapApp:
                 disconnected.cancel()
             if not payload.stream:
                 return await self._respond(request, wire_format.whole(_result(turn), echo))
-            if turn.done():
-                _result(turn)  # an error still has a status of its own
-            events = self._events(request, turn, echo)
             headers = {"cache-control": "no-cache", **wire_format.headers(request.state.id)}
-            return _EventStream(events, headers, stack.pop_all())
+            if turn.done():  # an error still has a status of its own, and nothing has to be streamed
+                events = b"".join(wire_format.events(_result(turn), echo))
+                return Response(events, headers=headers, media_type=EVENT_STREAM)
+            return _EventStream(self._events(request, turn, echo), headers, stack.pop_all())
 
     async def _events(
         self, request: Request, turn: asyncio.Future[Answer], echo: Mapping[str, Any]
@@ -257,7 +258,7 @@ class _Response(Response):
 class _EventStream(StreamingResponse):
     """Server-sent events. ``stack`` is closed however the stream ends."""
 
-    media_type = "text/event-stream"
+    media_type = EVENT_STREAM
 
     def __init__(
         self, events: AsyncIterator[bytes], headers: Mapping[str, str], stack: contextlib.AsyncExitStack

@@ -60,9 +60,9 @@ def nap_with_holes(rank: Rank) -> None:
 
 
 def what_updates_keep(rank: Rank) -> dict[str, torch.Tensor]:
-    """One tensor of each kind at least; a tensor of a kind that is missing fails here."""
-    (model, *_), parameters = rank.models, dict(rank.models[0].named_parameters())
-    name, parameter = next(iter(parameters.items()))
+    """A tensor of each kind."""
+    model: Any = rank.models[0]
+    parameter = next(iter(model.parameters()))
     moments = rank._optimizer.optimizer.optimizer.state[parameter]
     snapshots = {
         f"{type(x).__name__} {i}": weight
@@ -71,13 +71,11 @@ def what_updates_keep(rank: Rank) -> dict[str, torch.Tensor]:
         for i, weight in enumerate(x.weights)
     }
     assert snapshots, "the reference at least"
-    buffers = {key: buffer for key, buffer in model.named_buffers() if buffer.is_floating_point()}
     return {
-        name: parameter,
-        "gradient": parameter.main_grad,  # type: ignore[attr-defined]  # Megatron's
+        "weight": parameter,
+        "gradient": parameter.main_grad,
         "first moment": moments["exp_avg"],
         "second moment": moments["exp_avg_sq"],
-        "frequencies": model.module.rotary_pos_emb.inv_freq,  # type: ignore[union-attr]  # Megatron's wrapper
+        "frequencies": model.module.rotary_pos_emb.inv_freq,
         **snapshots,
-        **buffers,
     }

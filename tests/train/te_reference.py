@@ -69,7 +69,7 @@ def install() -> None:
     if "transformer_engine" in sys.modules:
         return
     assert "megatron.core" not in sys.modules, "Megatron has looked for Transformer Engine already"
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "": {"__version__": VERSION},
         "common": {},
         "common.recipe": {},

@@ -98,7 +98,7 @@ def test_token_weights_and_rollouts_that_are_not_trained(split: str, truth: Trut
 )
 def test_with_the_layers_and_kernels_of_a_gpu(flash: int, splits: tuple[str, ...], truth: Truth) -> None:
     """Transformer Engine's layers, its fused RoPE, FlashAttention and Megatron's bfloat16 wrapper, all at once."""
-    methods = [LogitTree(), Mask4d(), distilling(DISTIL)]
+    methods: list[MethodSettings] = [LogitTree(), Mask4d(), distilling(DISTIL)]
     calls = []
     for split in splits:
         settings, replicas = SPLITS[split]

@@ -51,7 +51,7 @@ def test_every_parameter_of_published_models_has_its_place() -> None:
     for (_, (model, parallel)), ranks in zip(
         calls, te_reference.run_calls("tests.train.te_world.describe", *calls), strict=True
     ):
-        found = {}
+        found: dict[str, tuple[int, ...]] = {}
         for parameter in (parameter for rank in ranks for parameter in rank):
             assert parameter.shape == parameter.cut, parameter
             found |= dict(zip(parameter.hf_names, parameter.hf_shapes, strict=True))

@@ -21,8 +21,8 @@ SPLITS = [Parallelism(), Parallelism(tp=2, sp=True), Parallelism(tp=2, pp=2)]
 def test_every_tensor_is_sent_as_it_was_loaded(tied: bool, tmp_path: Path) -> None:
     folder = oracle.make_model(tmp_path / "model", tied=tied)
     expected = load_file(folder / "model.safetensors")
-    calls = [(parallel.ranks, (folder, parallel)) for parallel in SPLITS]
-    for ranks in te_reference.run_calls("tests.slime.te_weights.converted", *calls):
+    calls = [("converted", parallel.ranks, (folder, parallel)) for parallel in SPLITS]
+    for ranks in te_reference.run_calls("tests.slime.te_weights", *calls):
         found = {name: x for rank in ranks for name, x in rank.items()}
         copy = found.pop("lm_head.weight") if tied and "lm_head.weight" in found else None
         assert copy is None or torch.equal(copy, expected["model.embed_tokens.weight"])

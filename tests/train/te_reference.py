@@ -26,14 +26,14 @@ SETTINGS = {"fuse_wgrad_accumulation", "get_rng_state_tracker", "init_method", "
 """Arguments of its linear layers that Megatron gives and that change nothing here."""
 
 
-def run_calls(function: str, *calls: tuple[int, tuple[Any, ...]]) -> list[list[Any]]:
-    """``run_ranks`` for each (ranks, arguments), of a function of a module that begins with :func:`install`.
+def run_calls(module: str, *calls: tuple[str, int, tuple[Any, ...]]) -> list[list[Any]]:
+    """``run_ranks`` for each (function, ranks, arguments), of a module that begins with :func:`install`.
 
     In a process of its own: one that has imported Megatron without Transformer Engine cannot have it any more.
     """
     with TemporaryDirectory() as folder:
         given, found = Path(folder) / "given", Path(folder) / "found"
-        given.write_bytes(pickle.dumps((function, calls)))
+        given.write_bytes(pickle.dumps((module, calls)))
         code = "import sys; from tests.train.te_reference import main; main(*sys.argv[1:])"
         subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(given), str(found)], check=True)
         results: list[list[Any]] = pickle.loads(found.read_bytes())
@@ -58,9 +58,8 @@ def main(given: str, found: str) -> None:
     from slime_plugin.train.ranks import run_ranks
 
     name, calls = pickle.loads(Path(given).read_bytes())
-    module, _, function = name.rpartition(".")
-    called = getattr(importlib.import_module(module), function)
-    results = [run_ranks(ranks, called, *arguments) for ranks, arguments in calls]
+    module = importlib.import_module(name)
+    results = [run_ranks(ranks, getattr(module, function), *arguments) for function, ranks, arguments in calls]
     Path(found).write_bytes(pickle.dumps(results))
 
 

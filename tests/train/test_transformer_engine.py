@@ -17,6 +17,7 @@ from tests.train.conftest import Truth
 from tests.train.jobs import distilling
 from tests.train.test_exact import DISTIL, SPLITS, TOLERANCE, together, worst
 
+WORLD = "tests.train.te_world"
 METHODS = [LogitTree(), Mask4d(), distilling(DISTIL)]
 
 
@@ -38,19 +39,18 @@ def hugging_face(model: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(x.shape) for name, x in state.items() if not (shape.tied and name == "lm_head.weight")}
 
 
+PUBLISHED_SPLITS = {
+    "Qwen3-0.6B": Parallelism(),
+    "Qwen3-4B": Parallelism(tp=2, sp=True),
+    "Qwen3-8B": Parallelism(tp=2, pp=2),
+    "Qwen3-14B": Parallelism(pp=2),
+}
+
+
 def test_every_parameter_of_published_models_has_its_place() -> None:
-    calls = [
-        (parallel.ranks, (model, parallel))
-        for model, parallel in (
-            ("Qwen3-0.6B", Parallelism()),
-            ("Qwen3-4B", Parallelism(tp=2, sp=True)),
-            ("Qwen3-8B", Parallelism(tp=2, pp=2)),
-            ("Qwen3-14B", Parallelism(pp=2)),
-        )
-    ]
-    for (_, (model, parallel)), ranks in zip(
-        calls, te_reference.run_calls("tests.train.te_world.describe", *calls), strict=True
-    ):
+    calls = [("describe", parallel.ranks, (model, parallel)) for model, parallel in PUBLISHED_SPLITS.items()]
+    results: list[list[list[te_reference.Described]]] = te_reference.run_calls(WORLD, *calls)
+    for (model, parallel), ranks in zip(PUBLISHED_SPLITS.items(), results, strict=True):
         found: dict[str, tuple[int, ...]] = {}
         for parameter in (parameter for rank in ranks for parameter in rank):
             assert parameter.shape == parameter.cut, parameter
@@ -75,20 +75,20 @@ def test_every_parameter_of_published_models_has_its_place() -> None:
 
 
 def test_every_tensor_comes_back_bit_for_bit(truth: Truth, untied: Truth, tmp_path: Path) -> None:
-    calls = [
-        (parallel.ranks, (source.folder, parallel, tmp_path / f"{parallel.tp}{parallel.pp}{source is truth}"))
+    cases = [
+        (source.folder, parallel, tmp_path / f"{source.folder.name}-{parallel.ranks}")
         for source in (truth, untied)
         for parallel in (Parallelism(), Parallelism(tp=2, pp=2))
     ]
-    te_reference.run_calls("tests.train.te_world.pass_through", *calls)
-    for _, (source, _, target) in calls:
+    te_reference.run_calls(WORLD, *(("pass_through", case[1].ranks, case) for case in cases))
+    for source, _, target in cases:
         expected = load_file(source / "model.safetensors")
         found = {k: v for file in target.glob("*.safetensors") for k, v in load_file(file).items()}
         assert set(found) == set(expected)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-FAST = ("one process", "tp2 sp", "tp2 pp2 sp recompute", "cp2")
+FAST = ("tp2 pp2 sp recompute", "cp2")
 
 
 @pytest.mark.parametrize("splits", [FAST, pytest.param(tuple(set(SPLITS) - set(FAST)), marks=pytest.mark.slow)])
@@ -99,8 +99,8 @@ def test_losses_and_gradients(splits: tuple[str, ...], truth: Truth) -> None:
     for split in splits:
         settings, replicas = SPLITS[split]
         job = truth.job(dtype=torch.float32, transformer_engine=True, **settings)
-        calls.append((job.parallel.ranks * replicas, (job, METHODS)))
-    results = te_reference.run_calls("tests.train.te_world.update", *calls)
+        calls.append(("update", job.parallel.ranks * replicas, (job, METHODS)))
+    results = te_reference.run_calls(WORLD, *calls)
     for split, ranks in zip(splits, results, strict=True):
         for i, (loss, gradients) in enumerate(expected):
             outcome = together([rank[i] for rank in ranks])

@@ -166,20 +166,24 @@ def _layer_spec(
     config: TransformerConfig, groups: ProcessGroupCollection, backend: str | None, vp_stage: int | None
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """Transformer Engine's layers on CUDA, the local ones elsewhere, both with tree attention inside."""
-    tree_attention = ModuleSpec(module=TreeAttention, params={"backend": backend})
     if torch.cuda.is_available():
-        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-        spec.submodules.self_attention.submodules.core_attention = tree_attention
-        return spec
+        return _transformer_engine_spec(config, backend)
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
     layer = spec.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
-    attention.core_attention = tree_attention
+    attention.core_attention = ModuleSpec(module=TreeAttention, params={"backend": backend})
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     layers = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=groups.pp.rank())
     return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=RMSNorm)
+
+
+def _transformer_engine_spec(config: TransformerConfig, backend: str | None) -> ModuleSpec:
+    spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    tree_attention = ModuleSpec(module=TreeAttention, params={"backend": backend})
+    spec.submodules.self_attention.submodules.core_attention = tree_attention
+    return spec
 
 
 def output_weight(model: torch.nn.Module) -> Tensor:

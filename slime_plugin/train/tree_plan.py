@@ -68,7 +68,13 @@ class TreePlan:
     def key_bounds(self) -> IntArray:
         """[blocks + 1] where each block's keys begin in ``key_index``."""
         lengths = [sum(b - a for a, b in block.path) for block in self.blocks]
-        return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        bounds = np.concatenate(([0], np.cumsum(lengths)))
+        if bounds[-1] > np.iinfo(np.int32).max:
+            raise LayoutError(
+                f"the paths of {len(self.blocks):,} query blocks have {bounds[-1]:,} keys, more than 32 bits count; "
+                "lower trainer.batch_tokens, or train with method=logittree"
+            )
+        return bounds.astype(np.int32)
 
     @property
     def gathers(self) -> bool:

@@ -4,7 +4,7 @@ log-probabilities, advantages, loss, clipping, weight decay and learning rate to
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,16 @@ def test_sdcc_distills_from_the_weights_of_each_update(truth: Truth, tmp_path: P
     assert (found[name] - expected[name]).norm() < 2e-3 * (expected[name] - start).norm()
 
 
-def train(on_progress: OnProgress, work: Work) -> list[float]:
-    """On every rank: all iterations, and the weights on disk at the end. The norms of the gradients."""
+def train(on_progress: OnProgress, work: Work, between: Callable[[Rank], None] = lambda rank: None) -> list[float]:
+    """On every rank: all iterations, with something between them, and the weights on disk at the end. The norms of the
+    gradients."""
     cell = Cell(model=work.model, method=work.method, objective=OBJECTIVE, trainer=work.trainer)
     args = Namespace(memorywalker=cell.to_json())
     rank = Rank(args)
     norms = []
     for iteration in range(ITERATIONS):
+        if iteration:
+            between(rank)
         samples = recorded_samples(work.records, iteration * len(work.records))
         parts = split_batch(
             convert_samples(args, samples),

@@ -8,12 +8,14 @@ that a reference model is kept in, and the distributed optimizer, in whose place
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,8 @@ class SlimeJob:
     """The weights of the reference model."""
     further: tuple[str, ...] = ()
     """Flags."""
+    sleeps: bool = False
+    """The step is repeated after the trainer has given its memory and its process groups away, and got them back."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Outcome:
     """What slime logs of the step, on the rank that logs."""
     calls: list[str]
     """The hooks in the order in which slime called them."""
+    repeated: dict[str, torch.Tensor] | None = None
+    """The gradients after waking up."""
 
 
 def parsed_args(job: SlimeJob) -> Namespace:
@@ -135,12 +141,25 @@ def train(on_progress: OnProgress, job: SlimeJob, parts: list[dict[str, Any]]) -
     from slime.observability.timer import Timer
     from slime.utils.distributed_utils import init_gloo_group
     from slime.utils.misc import load_function
+    from slime.utils.reloadable_process_group import (
+        ReloadableProcessGroup,
+        destroy_process_groups,
+        monkey_patch_torch_dist,
+        register_default_process_group,
+        reload_process_groups,
+    )
 
     from slime_plugin.slime.training import current
     from slime_plugin.train.hf_weights import gather_tensors, load_weights
     from slime_plugin.train.process_groups import is_last_stage
+    from slime_plugin.verify.sleep import sleep, wake
 
     args.rank, args.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if job.sleeps:
+        for name in ("all_gather_single", "reduce_scatter_single"):  # of a newer torch than slime's
+            setattr(ReloadableProcessGroup, name, lambda group, *given, name=name: getattr(group.group, name)(*given))
+        monkey_patch_torch_dist()
+        register_default_process_group(timedelta(minutes=args.distributed_timeout_minutes))
     init_gloo_group()
     calls: list[str] = []
     _note_calls(calls)
@@ -165,12 +184,23 @@ def train(on_progress: OnProgress, job: SlimeJob, parts: list[dict[str, Any]]) -
     logged: dict[str, float] = {}
     logging_utils.log = lambda args, metrics, step_key: logged.update(metrics)
     actors.ray.get = lambda part: part  # the parts came here by another way than Ray's
+    again = copy.deepcopy(parts)
     data = actor._get_rollout_data([Namespace(inner=part) for part in parts])
     Timer().start("train_wait")
     actor.train_actor(0, data)
+    gradients, repeated = optimizer.found, None
+    if job.sleeps:
+        optimizer.found = {}
+        asleep = sleep()
+        destroy_process_groups()
+        wake(asleep)
+        reload_process_groups()
+        actor._switch_model("actor")
+        actor.train_actor(0, actor._get_rollout_data([Namespace(inner=part) for part in again]))
+        repeated = optimizer.found
     assert mpu.is_pipeline_last_stage(ignore_virtual=True) == is_last_stage(groups)
     assert models.get_args() is args
-    return Outcome(optimizer.found, {key: float(value) for key, value in logged.items()}, calls)
+    return Outcome(gradients, {key: float(value) for key, value in logged.items()}, calls, repeated)
 
 
 class _Gradients:
@@ -241,7 +271,7 @@ def _on_a_cpu() -> None:
             pass
 
         def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-            return 0, 0
+            return 64 << 30, 64 << 30  # plenty, or slime would collect garbage before every exchange
 
         def memory_allocated(self, device: Any = None) -> int:
             return 0

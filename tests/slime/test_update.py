@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from slime_plugin.train.loss import Targets, policy_loss
 from slime_plugin.train.ranks import run_ranks
 from tests.slime.sources import needs_slime, slime_imports
 from tests.train import oracle
+
+if TYPE_CHECKING:
+    from tests.slime.actor import Outcome
 
 pytestmark = needs_slime
 
@@ -79,13 +83,11 @@ def long_way(tmp_path_factory: pytest.TempPathFactory) -> Long:
     return Long(tmp_path_factory.mktemp("long"))
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("name", METHODS)
-def test_gradients_are_those_of_the_long_way(long_way: Long, tmp_path: Path, split: str, name: str) -> None:
+def run_step(
+    long_way: Long, trainer: Trainer, method: MethodSettings, folder: Path, *, sleeps: bool = False
+) -> list[Outcome]:
     from tests.slime.actor import SlimeJob, prepare, train
 
-    trainer, method = SPLITS[split], METHODS[name]
-    folder = tmp_path / "run"
     cell = Cell(
         model=long_way.policy,
         method=method,
@@ -95,21 +97,39 @@ def test_gradients_are_those_of_the_long_way(long_way: Long, tmp_path: Path, spl
         cluster=Cluster(nodes=2, rollout_nodes=1, gpus=trainer.ranks, megatron=long_way.reference),
     )
     records = [rollout.record for rollout in long_way.rollouts]
-    job = SlimeJob(cell, folder, records, long_way.reference)
+    job = SlimeJob(cell, folder, records, long_way.reference, sleeps=sleeps)
     prepare(job)
     (parts,) = run_ranks(1, _parts, job)
-    outcomes = run_ranks(trainer.ranks, train, job, parts)
+    return run_ranks(trainer.ranks, train, job, parts)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_are_those_of_the_long_way(long_way: Long, tmp_path: Path, split: str, name: str) -> None:
+    outcomes = run_step(long_way, SPLITS[split], METHODS[name], tmp_path / "run")
     found: dict[str, torch.Tensor] = {}
     for outcome in outcomes:
         found.update(outcome.gradients)
-    expected = long_way.expected(method)
+    expected = long_way.expected(METHODS[name])
     assert found.keys() == expected.keys()
     worst = max(float((found[key] - expected[key]).norm() / expected[key].norm()) for key in expected)
     assert worst < 3e-5, worst  # in float32
     for outcome in outcomes:
-        begun = ["init", *["model_provider"] * trainer.vpp, "rollout_data_postprocess", "before_train_step"]
+        begun = ["init", *["model_provider"] * SPLITS[split].vpp, "rollout_data_postprocess", "before_train_step"]
         assert outcome.calls[: len(begun)] == begun
         assert set(outcome.calls[len(begun) :]) <= {"loss"}
+
+
+@pytest.mark.parametrize("split", ["tp2+sp pp2", "cp2"])
+@pytest.mark.parametrize("method", [Mask4d(), Sdcc(weight=WEIGHT, warmup=0)], ids=["mask4d", "sdcc"])
+def test_the_next_step_is_the_same_after_sleep(
+    long_way: Long, tmp_path: Path, split: str, method: MethodSettings
+) -> None:
+    """Every tensor is given away and comes back, and slime destroys and creates all process groups."""
+    for outcome in run_step(long_way, SPLITS[split], method, tmp_path / "run", sleeps=True):
+        assert outcome.repeated is not None
+        assert outcome.repeated.keys() == outcome.gradients.keys() != set()
+        assert all(torch.equal(outcome.repeated[name], x) for name, x in outcome.gradients.items())
 
 
 def test_the_reference_kl_is_slimes_estimator() -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime_plugin.architecture import Architecture
 from slime_plugin.config.cell import Cell
@@ -33,6 +35,9 @@ from slime_plugin.record import Record
 from slime_plugin.slime.args import args_of
 from slime_plugin.slime.batch import Batch
 from slime_plugin.slime.training import open_training
+from slime_plugin.train import tree_model
+from slime_plugin.train.attention import BACKENDS
+from slime_plugin.train.attention.flash import attend_flash
 from slime_plugin.train.hf_weights import gather_tensors, load_weights
 from slime_plugin.train.loss import ROLLOUT_KEYS
 from slime_plugin.train.pipeline import wrap_for_training
@@ -40,6 +45,7 @@ from slime_plugin.train.process_groups import is_first_stage, is_last_stage, sta
 from slime_plugin.train.ranks import OnProgress
 from slime_plugin.train.transformer_config import transformer_config
 from slime_plugin.train.tree_model import TreeGPTModel, build_model
+from tests.train.flash_reference import use_flash
 from tests.train.fused_rope import fused_rope_thd
 
 
@@ -65,6 +71,10 @@ class Job:
     """With Megatron's fused RoPE, whose kernel is that of :mod:`tests.train.fused_rope`."""
     wrapped: bool = False
     """In the wrapper that Megatron puts around models in bfloat16, and slime therefore around ours."""
+    flash: int | None = None
+    """With the flash backend, around the reference of this version of FlashAttention."""
+    transformer_engine: bool = False
+    """With its layers and its fused RoPE, as on a GPU; on ranks of :mod:`tests.train.te_world`."""
 
     def trainer(self, replicas: int) -> Trainer:
         p = self.parallel
@@ -92,6 +102,11 @@ def update(on_progress: OnProgress, job: Job, methods: Sequence[MethodSettings])
         if job.fused_rope:
             rope_utils.fused_apply_rotary_pos_emb_thd = fused_rope_thd
             config.apply_rope_fusion = True
+        if job.flash is not None:
+            use_flash(pytest.MonkeyPatch(), job.flash)
+            BACKENDS["sdpa"] = attend_flash
+        if job.transformer_engine:
+            use_transformer_engine(config)
         training = open_training(args, groups, config)
         if job.backend is None:
             provided = provided_models(groups, trainer.vpp)
@@ -159,6 +174,15 @@ def own_response(length: int, response: int, rank: int, ranks: int) -> list[int]
     mine = [place for place in range(length) if place // chunk in (rank, 2 * ranks - 1 - rank)]
     first = length - response
     return [place + 1 - first for place in mine if first <= place + 1 < length]
+
+
+def use_transformer_engine(config: TransformerConfig) -> None:
+    """What is chosen where there is CUDA, in this process from now on."""
+    tree_model._layer_spec = lambda config, groups, backend, vp_stage: tree_model._transformer_engine_spec(
+        config, backend
+    )
+    config.use_cpu_initialization = False
+    config.apply_rope_fusion = True
 
 
 def _gradient(parameter: Any) -> torch.Tensor:

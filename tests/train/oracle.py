@@ -53,6 +53,7 @@ def make_model(folder: Path, *, tied: bool, layers: int = 4, seed: int = 0, voca
         for name, parameter in model.named_parameters():
             if "norm" in name:  # all ones at first, which would hide a norm in the wrong place
                 parameter.uniform_(0.5, 1.5)
+            parameter.copy_(parameter.bfloat16())  # so that every data type computes the same function
     model.save_pretrained(folder)
     return folder
 

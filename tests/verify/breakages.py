@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from slime_plugin.record.arrays import IntArray
 from slime_plugin.slime import packed_model
-from slime_plugin.train import attention, layers, loss, vocabulary
+from slime_plugin.train import attention, distillation, layers, loss, vocabulary
 from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.tree_plan import TreePlan
 from slime_plugin.verify import sleep
@@ -89,6 +90,22 @@ def teacher_with_gradient() -> None:
     vocabulary.forward_kl = forward_kl  # type: ignore[assignment]
 
 
+def trained_teacher() -> None:
+    """The same in training: the states of the teacher carry gradient, too. For steps of one micro-batch."""
+    teacher_with_gradient()
+    vars(loss)["forward_kl"] = vocabulary.forward_kl
+    vars(distillation)["torch"] = _TorchWithGradient()
+
+
+class _TorchWithGradient:
+    """The torch module, in which nothing is computed without gradient."""
+
+    no_grad = contextlib.nullcontext
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
 def wrong_parent() -> None:
     """Branches that hang one token too high."""
     right = packed_model.parents_of
@@ -144,6 +161,7 @@ BREAKAGES: dict[str, Callable[[], None]] = {
         another_base,
         dropped_shard,
         teacher_with_gradient,
+        trained_teacher,
         wrong_parent,
         only_parameters_wake,
         overflow,

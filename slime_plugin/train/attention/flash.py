@@ -25,10 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_plugin.errors import ConfigError
+from slime_plugin.errors import ConfigError, LayoutError
 from slime_plugin.train.tree_plan import TreePlan
 
 _log = logging.getLogger(__name__)
+MOST_BLOCKS = 65_535
+"""Sequences of a call: its grid has a dimension of them, and CUDA's limit for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ def _on_device(plan: TreePlan, device: torch.device) -> tuple[Varlen, Tensor | N
     """Return the kernel's arguments and the rows of the gathered keys, None if nothing is gathered; once per device."""
     if device not in plan.on_device:
         queries, keys = plan.query_bounds, plan.key_bounds
+        if len(plan.blocks) > MOST_BLOCKS:
+            raise LayoutError(
+                f"{len(plan.blocks):,} query blocks in a micro-batch, FlashAttention takes {MOST_BLOCKS:,}; lower "
+                "trainer.batch_tokens or raise trainer.cp"
+            )
         varlen = Varlen(
             cu_seqlens_q=torch.from_numpy(queries).to(device),
             cu_seqlens_k=torch.from_numpy(keys).to(device),
@@ -153,9 +160,11 @@ def _fits(library: Any) -> bool:
     common = {"q", "k", "v", "softmax_scale", *(field.name for field in fields(Varlen))}
     backward = common | {"dout", "out", "softmax_lse", "dq", "dk", "dv", "is_causal", "deterministic"}
     for name, wanted in (("_flash_attn_forward", common | {"causal"}), ("_flash_attn_backward", backward)):
-        parameters = inspect.signature(getattr(library, name)).parameters
+        function = getattr(library, name)
+        # torch.library.custom_op, which wraps it, takes anything and keeps the function that says what.
+        parameters = inspect.signature(getattr(function, "_init_fn", function)).parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            continue  # an operator that torch has wrapped: it does not say
+            continue  # wrapped in another way: it does not say
         needed = {key for key, parameter in parameters.items() if parameter.default is parameter.empty}
         if not needed <= wanted <= parameters.keys():
             return False

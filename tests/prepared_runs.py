@@ -247,6 +247,13 @@ def _weights_that_are_nan(run: Path) -> Path:
     return run
 
 
+def _verification_failed(run: Path) -> Path:
+    local_run(run)
+    found = {"path": "runs/verify-run/verify.json", "time": "now", "ok": False, "verdict": "9 passed; 1 failed: rope"}
+    start(run, end={"how": "finished"}, verification=found)
+    return run
+
+
 BROKEN: dict[str, tuple[Prepare, str, str]] = {
     "trainer memory": (trainer_memory, "GPU memory", "lower trainer.batch_tokens"),
     "engine memory": (_engine_memory, "engine memory", "cluster.engine_memory"),
@@ -264,6 +271,7 @@ BROKEN: dict[str, tuple[Prepare, str, str]] = {
     "unknown error": (_unknown_error, "an error", "--bundle"),
     "disk full": (_disk_full, "disk full", "free some space"),
     "engine killed": (_engine_killed, "engine gone", "engine.log"),
+    "verification failed": (_verification_failed, "verification failed", "verify.html"),
     "equal rewards": (_equal_rewards, "equal rewards", "memorywalker record show"),
     "no edits": (no_edits, "no edits", "lower harness.threshold"),
     "truncated": (truncated, "truncated", "raise rollout.turns"),

@@ -71,6 +71,20 @@ def test_a_start_is_written_down(tmp_path: Path) -> None:
     assert "EDITOR" not in found["environment"], "only variables that matter are written down"
 
 
+def test_the_verification_beside_a_run(tmp_path: Path) -> None:
+    """As ``launch/verify.sh`` writes it, for a job of the same configuration."""
+    assert collect(tmp_path / "small", {}, [])["verification"] is None
+    (tmp_path / "verify-small").mkdir()
+    path = tmp_path / "verify-small" / "verify.json"
+    words = ("verify", "configs/quickstart.yaml", "--quick", "--only", "rope", "--out", str(path))
+    assert run(*words, "model=examples/small_world/model").exit_code == 0
+    found = collect(tmp_path / "small", {}, [])["verification"]
+    assert (found["path"], found["ok"], found["verdict"]) == (str(path), True, "1 passed")
+    assert found["time"].startswith("20")
+    path.write_text("cut o")
+    assert collect(tmp_path / "small", {}, [])["verification"] is None
+
+
 @pytest.mark.usefixtures("keys")
 def test_no_secret_is_written(tmp_path: Path) -> None:
     words = ["driver", "--wandb-key", "abc123", "--api-key=hunter2hunter2", f"tools.0.url=http://x?k={SECRETS[0]}"]

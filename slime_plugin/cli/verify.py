@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import sys
@@ -136,6 +137,7 @@ def to_json(
     parts += [f"{len(skipped)} skipped: {', '.join(skipped)}"] if skipped else []
     return {
         "version": 1,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "ok": not failed,
         "verdict": "; ".join(parts),
         "config": str(config),

@@ -22,6 +22,7 @@ from slime_plugin.diagnosis.symptom import CONSEQUENCE, Symptom, by_likelihood, 
 CHECKS: tuple[Callable[[RunContents], Iterator[Symptom]], ...] = (
     training_symptoms.not_finite,
     log_symptoms,
+    folder_symptoms.verification,
     folder_symptoms.checkpoints,
     rollout_symptoms.tool_failures,
     rollout_symptoms.no_logprobs,

@@ -29,6 +29,21 @@ def unreadable_files(run: RunContents) -> Iterator[Symptom]:
         )
 
 
+def verification(run: RunContents) -> Iterator[Symptom]:
+    """What ``launch/verify.sh`` had found before the last start."""
+    found = (run.starts[-1] if run.starts else {}).get("verification")
+    if isinstance(found, dict) and found.get("ok") is False:
+        yield Symptom(
+            "verification failed",
+            "warning",
+            f"{found.get('path')} of {found.get('time')}: {found.get('verdict')}",
+            "the run was started on machines, or with settings, of which a check had failed",
+            "look at verify.html beside it, which says what to do, and verify again",
+            run.error_place,
+            CAUSE,
+        )
+
+
 def checkpoints(run: RunContents) -> Iterator[Symptom]:
     folder = run.folder.checkpoints
     if run.kind == "job":

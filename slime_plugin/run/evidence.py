@@ -4,11 +4,13 @@
 
     {"version": 1, "time": "2026-11-19T06:13:09+00:00", "command": [...], "host": ..., "python": ..., "packages": {...},
      "sources": {...}, "cpus": 8, "memory_bytes": ..., "gpus": [...], "environment": {...}, "log_bytes": {...},
+     "verification": {"path": "runs/verify-NAME/verify.json", "time": ..., "ok": true, "verdict": "12 passed"},
      "end": {"time": ..., "how": "finished" | "interrupted" | "failed", "error": ..., "is_bug": false}}
 
 ``end`` is missing while the run is going, and for good if it was killed. ``log_bytes`` are the sizes of the logs before
-the start, so that what an earlier start has logged can be told from its own. No secret is ever written: the value of a
-variable that may hold one is ``set``.
+the start, so that what an earlier start has logged can be told from its own. ``verification`` is what
+``launch/verify.sh`` has written beside the folder of the run; None if nothing is there. No secret is ever written: the
+value of a variable that may hold one is ``set``.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ def collect(run: Path, cell: Mapping[str, Any], words: Sequence[str]) -> dict[st
         "gpus": _gpus(),
         "environment": environment(os.environ, keys),
         "log_bytes": log_bytes(run),
+        "verification": verification(run),
     }
 
 
@@ -147,6 +150,16 @@ def log_bytes(run: Path) -> dict[str, int]:
         with contextlib.suppress(OSError):
             sizes[path.name] = path.stat().st_size
     return sizes
+
+
+def verification(run: Path) -> dict[str, Any] | None:
+    """Return the verdict of the verification beside a run, ``verify-NAME``; None without one that can be read."""
+    path = run.resolve().with_name(f"verify-{run.resolve().name}") / "verify.json"
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return {"path": str(path), **{name: found.get(name) for name in ("time", "ok", "verdict")}}
+    return None
 
 
 def _next_path(folder: Path) -> Path:

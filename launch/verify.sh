@@ -8,7 +8,7 @@ usage: launch/verify.sh [--hosts HOSTS] CONFIG [--nodes N] [--with FILE]... [--o
 Run memorywalker verify on every machine at once, after a check of the network between their GPUs; exit with 1 if anything failed.
   --hosts HOSTS   a file with a host per line, or a dash and a list: -node1,node2; default: this machine
   --out DIR       folder of the results (default: runs/verify-CONFIG): verify.html, verify.json, and those of each host
-  --nodes N, --with FILE: as in launch/train.sh; --quick, --only, --device: as in memorywalker verify
+  --nodes N, --with FILE: as in launch/train.sh; --quick, --only, --device: as in memorywalker verify, on each
 In the image: docker/run.sh launch/verify.sh CONFIG; on several hosts as launch/cluster.sh, with docker/run.sh --detach.
 REMOTE_SHELL is as in launch/cluster.sh.
 TEXT
@@ -28,6 +28,11 @@ while [[ $# -gt 0 ]]; do
     --hosts)
       [[ $# -ge 2 ]] || misused "--hosts has no value"
       hosts=$(hosts_of "$2") || exit
+      shift
+      ;;
+    --nodes | --with | --out)
+      [[ $# -ge 2 ]] || misused "$1 has no value"
+      words+=("$1" "$2")
       shift
       ;;
     *) words+=("$1") ;;

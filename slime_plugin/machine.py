@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import psutil
 
+from slime_plugin.config.cell import Cell
 from slime_plugin.rollout.server.ports import ServerError, check_free, free_port
 
 GB = 1e9
@@ -79,6 +80,13 @@ TENSORBOARD = Package("tensorboardX", "2.6.5", f"{_from_extra('train')}; or set 
 WANDB = Package("wandb", "", "pip install wandb; or set tracking.wandb=null")
 ON_CUDA = (
     Package("flash-attn", "", "pip install 'memorywalker[cuda]'; the cluster image has it", "flash_attn"),
+    Package(
+        "flash-attn-3",
+        "",
+        "on Hopper it is twice as fast; the cluster image has it",
+        "flash_attn_interface",
+        needed=False,
+    ),
     Package("apex", "", "build it from NVIDIA's source; the cluster image has it", needed=False),
 )
 """Used only with GPUs, and not tested without one."""
@@ -86,6 +94,10 @@ ON_CUDA = (
 USUAL_PORTS = {30000: "SGLang's default", 6379: "Ray's default", 8265: "Ray's dashboard"}
 MIN_MEMORY_BYTES, MIN_SHARED_BYTES, MIN_DISK_BYTES = 8 * GB, 2 * GB, 2 * GB
 MIN_OPEN_FILES = 4096
+CHECKPOINT_BYTES = 14
+"""Per parameter: weights in bfloat16; in float32 those that Adam updates, and both of its moments."""
+EXPORT_BYTES = 4
+"""Per parameter of the weights exported for the engine, at most."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,8 @@ print(json.dumps({"gpus": gpus, "errors": errors}))
 
 def probe(packages: Iterable[Package], timeout: float = 300.0) -> Probe:
     """Import the installed packages in a subprocess. Not SGLang, which needs CUDA or stubs."""
-    present = [package for package in packages if package.name != "sglang" and _spec(package)]
+    wanted = (*packages, *ON_CUDA)  # a wheel for another torch is there, and cannot be imported
+    present = [package for package in wanted if package.name != "sglang" and _spec(package)]
     command = [sys.executable, "-c", _PROBE, *(package.imported for package in present)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
@@ -218,6 +231,16 @@ def folder(name: str, path: Path, needed: float = 0.0) -> Finding:
         return Finding(name, "missing", f"{shown} cannot be written to: {error.strerror}", remedy)
     remedy = f"{needed / GB:.1f} GB are needed; free some, or choose another disk"
     return Finding.of(name, free >= needed, f"{shown} is writable, {free / GB:.1f} GB free", remedy)
+
+
+def disk_needed(cell: Cell | None) -> float:
+    """Bytes for the checkpoints that are kept, the one being written, and two versions of exported weights."""
+    if cell is None or cell.model is None:
+        return MIN_DISK_BYTES
+    weights = sum(path.stat().st_size for path in cell.model.glob("*.safetensors"))
+    parameters = weights / 2  # bfloat16, as Qwen3 is published
+    saved = min(cell.trainer.keep, cell.trainer.iterations // cell.trainer.save_every + 1) + 1
+    return MIN_DISK_BYTES + parameters * (CHECKPOINT_BYTES * saved + EXPORT_BYTES * 2)
 
 
 def open_files() -> Finding:

@@ -33,10 +33,6 @@ from slime_plugin.rollout.questions import read_questions
 from slime_plugin.slime.refusals import training_problems
 
 _STYLES = {"ok": "green", "warn": "yellow", "missing": "bold red"}
-CHECKPOINT_BYTES = 12
-"""Per parameter: weights and both of Adam's moments in float32."""
-EXPORT_BYTES = 4
-"""Per parameter of the weights exported for the engine, at most."""
 
 
 @click.command()
@@ -93,7 +89,7 @@ def doctor(
     ]
     with Console(stderr=True).status("importing packages"):
         probed = machine.probe(packages)
-    findings += machine.machine(probed, packages, out, _disk_needed(cell))
+    findings += machine.machine(probed, packages, out, machine.disk_needed(cell))
     if cell is not None:
         findings += _findings_of(cell, probed)
     missing = [finding for finding in findings if finding.status == "missing"]
@@ -105,16 +101,6 @@ def doctor(
         names = ", ".join(dict.fromkeys(finding.name for finding in missing))
         click.echo(f"\nmissing: {names}" if missing else "\nnothing is missing")
     sys.exit(1 if missing else 0)
-
-
-def _disk_needed(cell: Cell | None) -> float:
-    """Bytes for the checkpoints that are kept, the one being written, and two versions of exported weights."""
-    if cell is None or cell.model is None:
-        return machine.MIN_DISK_BYTES
-    weights = sum(path.stat().st_size for path in cell.model.glob("*.safetensors"))
-    parameters = weights / 2  # bfloat16, as Qwen3 is published
-    saved = min(cell.trainer.keep, cell.trainer.iterations // cell.trainer.save_every + 1) + 1
-    return machine.MIN_DISK_BYTES + parameters * (CHECKPOINT_BYTES * saved + EXPORT_BYTES * 2)
 
 
 def _findings_of(cell: Cell, probed: Probe) -> Iterator[Finding]:

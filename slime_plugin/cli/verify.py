@@ -34,7 +34,7 @@ PACKAGES = ("torch", "megatron-core", "flash-attn", "transformer-engine", "sglan
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
-def _check_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+def check_names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     names = tuple(CHECKS) if value is None else tuple(dict.fromkeys(name.strip() for name in value.split(",")))
     for name in names:
         if name not in CHECKS:
@@ -54,7 +54,7 @@ def _check_suffixes(context: click.Context, parameter: click.Parameter, paths: t
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to compute on.  [default: GPUs, if there are]")
 @click.option("--quick", is_flag=True, help="Smaller inputs.")
 @click.option(
-    "--only", "names", callback=_check_names, metavar="A,B", help=f"Only these checks, of {', '.join(CHECKS)}."
+    "--only", "names", callback=check_names, metavar="A,B", help=f"Only these checks, of {', '.join(CHECKS)}."
 )
 @click.option(
     "--records",
@@ -120,6 +120,7 @@ def choose_device(wanted: Device | None) -> Device:
     """Return where to compute. torch is not loaded yet: on a CPU it never sees the GPUs, and neither do ranks."""
     if wanted == "cuda" and chosen_device("auto") != "cuda":
         raise ConfigError("--device cuda: torch finds no GPU here; nvidia-smi shows whether the driver does")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as in a job: Megatron relies on the order of launches
     if wanted == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return wanted or chosen_device("auto")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from slime_plugin.cli.config import with_cell
+from slime_plugin.cli.config import prefixed_errors, with_cell
 from slime_plugin.cli.main import main
 from slime_plugin.cli.output import log_line, write_whole
-from slime_plugin.cli.verify import choose_device, print_table, to_json
+from slime_plugin.cli.verify import check_names, choose_device, print_table, to_json
 from slime_plugin.config.cell import Cell
 from slime_plugin.config.frozen import to_yaml
 from slime_plugin.report.verification_page import verification_page
@@ -24,18 +24,21 @@ from slime_plugin.verify.settings import Device, Verification
 @click.option("--run", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the results.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]))
 @click.option("--quick", is_flag=True)
-@click.option("--only", metavar="A,B")
-def verify_nodes(cell: Cell, config: Path, run: Path, device: Device | None, quick: bool, only: str | None) -> None:
+@click.option("--only", "names", callback=check_names, metavar="A,B")
+def verify_nodes(
+    cell: Cell, config: Path, run: Path, device: Device | None, quick: bool, names: tuple[str, ...]
+) -> None:
     """Verify a cell on every node of the Ray cluster in RAY_ADDRESS, and the network between them.
 
     Options are those of memorywalker verify.
     """
     verification = Verification(cell, choose_device(device), quick)
+    with prefixed_errors(config):
+        verification.architecture.check_split(verification.parallel)
     run.mkdir(parents=True, exist_ok=True)
     settings = run / "settings.yaml"
     write_whole(settings, to_yaml(cell.to_json()))
-    words = [str(settings), "--device", verification.device, *(["--quick"] if quick else [])]
-    words += ["--only", only] if only else []
+    words = [str(settings), "--device", verification.device, "--only", ",".join(names), *(["--quick"] if quick else [])]
     nodes = join_cluster()
     results = []
     for result in check_together(verification, nodes, run):

@@ -86,6 +86,7 @@ def _started(
             "RAY_AUTH_MODE": "disabled",  # it listens on loopback only
             "OMP_WAIT_POLICY": "passive",  # otherwise threads of one rank spin while another computes
             "HF_HUB_OFFLINE": "1",
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",  # Ray shows each rank its own GPU, and no other
         }
     )
     actors = None

@@ -26,6 +26,8 @@ import torch.distributed as dist
 
 from slime_plugin.errors import ConfigError, MemoryWalkerError
 
+EXIT_S = 5.0
+"""For a rank that has closed its pipe to exit."""
 Result = TypeVar("Result")
 OnProgress = Callable[[int], None]
 """Called with the number of further units of work that are done."""
@@ -54,7 +56,7 @@ def run_ranks(
                     workers.append(started)
                     theirs.close()
                     pipes.append(ours)
-            return _collect(pipes, on_progress)
+            return _collect(pipes, workers, on_progress)
         finally:
             for worker in workers:
                 worker.terminate()
@@ -94,7 +96,19 @@ def _deferred_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _collect(pipes: list[Connection], on_progress: OnProgress) -> list[Any]:
+def _ended(rank: int, worker: BaseProcess) -> MemoryWalkerError:
+    worker.join(EXIT_S)
+    name = f"rank {rank}"
+    if worker.exitcode == -signal.SIGABRT:
+        return MemoryWalkerError(
+            f"{name} aborted; a collective timed out or the GPU failed: see what it printed above, or NCCL_DEBUG=INFO"
+        )
+    if worker.exitcode in (None, -signal.SIGKILL):
+        return MemoryWalkerError(f"{name} was killed; is there enough memory?")
+    return MemoryWalkerError(f"{name} exited with {worker.exitcode}; see what it printed above")
+
+
+def _collect(pipes: list[Connection], workers: list[BaseProcess], on_progress: OnProgress) -> list[Any]:
     results: dict[int, Any] = {}
     errors: list[Exception] = []
     waiting = dict(zip(pipes, range(len(pipes)), strict=True))
@@ -109,8 +123,7 @@ def _collect(pipes: list[Connection], on_progress: OnProgress) -> list[Any]:
             try:
                 what, content = pickle.loads(pipe.recv_bytes())
             except EOFError:
-                what = "error"
-                content = MemoryWalkerError(f"rank {rank} of {len(pipes)} was killed; is there enough memory?")
+                what, content = "error", _ended(rank, workers[rank])
             if what == "progress":
                 if rank == 0:
                     on_progress(content)

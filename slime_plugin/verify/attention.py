@@ -18,11 +18,12 @@ from torch.nn import functional
 from slime_plugin.config.parallel import Parallelism
 from slime_plugin.record.arrays import IntArray
 from slime_plugin.train import layers
+from slime_plugin.train.attention.flash import flash_kernel
 from slime_plugin.train.transformer_config import torch_dtype, transformer_config
 from slime_plugin.train.tree_sequence import tree_sequence
 from slime_plugin.verify import oracles, world
 from slime_plugin.verify.generated import random_tree
-from slime_plugin.verify.measurement import Measurement
+from slime_plugin.verify.measurement import Measurement, worst
 from slime_plugin.verify.settings import Verification
 
 SEGMENTS = 40
@@ -30,12 +31,14 @@ _TREE = (
     "the kernel sees other tokens than the path of each one: its causality has to be aligned to the end of the keys; "
     "install flash-attn 2.7 or newer, or train with method=logittree"
 )
-_CHAIN = "a chain is not what the stock kernel computes; install the flash-attn that memorywalker doctor names"
+_CHAIN = "a chain is not what the stock kernel computes; compare flash-attn with docker/versions.env"
 
 
 def check(verification: Verification) -> Iterator[Measurement]:
     (found,) = world.run_on_ranks(1, measure, verification)
     limits, tokens = verification.limits, verification.size(4096, 512)
+    if verification.device == "cuda":
+        yield Measurement("kernel", True, f"FlashAttention {found['version']:.0f}")
     tree = f"tree of {tokens:,} tokens"
     yield Measurement.at_most(f"{tree}: output", found["output"], limits.attention, _TREE)
     yield Measurement.at_most(f"{tree}: gradients", found["gradient"], limits.attention_gradient, _TREE)
@@ -64,8 +67,9 @@ def measure(verification: Verification) -> dict[str, float]:
         stock = stock_causal(query, key, value)
     return {
         "output": oracles.relative(out.detach(), expected),
-        "gradient": max(oracles.relative(mine, right) for mine, right in zip(found, gradients, strict=True)),
+        "gradient": worst(oracles.relative(mine, right) for mine, right in zip(found, gradients, strict=True)),
         "chain": oracles.relative(chain, stock),
+        "version": flash_kernel().version if query.is_cuda else 0,
     }
 
 

@@ -20,7 +20,7 @@ from slime_plugin.train.transformer_config import torch_dtype
 from slime_plugin.train.tree_sequence import tree_sequence
 from slime_plugin.verify import oracles, world
 from slime_plugin.verify.generated import random_tree
-from slime_plugin.verify.measurement import Measurement
+from slime_plugin.verify.measurement import Measurement, worst
 from slime_plugin.verify.settings import Verification
 
 PADDING = 100.0
@@ -48,7 +48,7 @@ def check(verification: Verification) -> Iterator[Measurement]:
         ("head", "output layer: mean log-probability", limits.head, _SHARDS, "nats"),
     ):
         values = [rank[key] for rank in found if key in rank]
-        yield Measurement.at_most(what, max(values, key=lambda x: (x != x, x)), limit, remedy, unit)
+        yield Measurement.at_most(what, worst(values), limit, remedy, unit)
 
 
 def measure(verification: Verification) -> dict[str, float]:
@@ -124,7 +124,7 @@ def _divergence(part: _Part) -> dict[str, float]:
     return {
         "kl": oracles.relative(kl.detach(), right.detach()),
         "kl_gradient": part.difference(mine.grad, whole.grad),
-        "teacher": max(leaked, default=0.0),
+        "teacher": worst(leaked),
     }
 
 

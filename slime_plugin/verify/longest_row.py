@@ -20,6 +20,7 @@ from slime_plugin.planner.job import GPUS, estimated_workload
 from slime_plugin.planner.memory import rank_memory
 from slime_plugin.planner.plan import plan_job
 from slime_plugin.record import Edit, Meta, Record
+from slime_plugin.train.attention.flash import flash_kernel
 from slime_plugin.train.pipeline import wrap_for_training
 from slime_plugin.verify import world
 from slime_plugin.verify.measurement import Measurement
@@ -80,7 +81,7 @@ def longest_row(verification: Verification) -> int:
 def planned_bytes(verification: Verification, rows: Computed | None = None, rollouts: int = 0) -> int:
     """Return what the plan expects of a rank, without its optimizer and what torch does not allocate: in a step of the
     cell, or with such rows of so many rollouts. Gradients are bfloat16 here and float32 under slime."""
-    gpu = GPUS["h100" if torch.cuda.get_device_capability()[0] >= 9 else "a100"]
+    gpu = replace(GPUS["a100"], flash=flash_kernel().version)  # nothing else of a GPU decides its memory
     job = plan_job(verification.one_replica(), gpu).job
     if rows is not None:
         trainer = job.cell.trainer.model_copy(update={"prompts": 1, "steps": 1})

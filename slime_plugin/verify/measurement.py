@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -56,6 +56,11 @@ class Measurement:
     def _limited(cls, what: str, value: float, ok: bool, limit: str, remedy: str, unit: str) -> Measurement:
         finite = value if math.isfinite(value) else None  # JSON has no others
         return cls(what, ok, _shown(value, unit), limit, "" if ok else remedy, finite)
+
+
+def worst(values: Iterable[float]) -> float:
+    """Return the largest; one that is not a number is worse than any that is. 0 if there are none."""
+    return max(values, key=lambda value: (math.isnan(value), value), default=0.0)
 
 
 def _shown(value: float, unit: str) -> str:

@@ -19,12 +19,12 @@ from slime_plugin.verify.measurement import Measurement
 
 GB, MICROSECOND = 1e9, 1e-6
 REPEATS = 5
-CHECKED = 1 << 20
-"""Elements whose values are checked."""
-BUCKET_BYTES = 512 << 20
-"""Of weights that slime sends at once."""
+SLOW_S = 2.0
+"""A collective that takes longer is timed once."""
+PATTERN = 1 << 16
+"""Elements after which the values that are checked repeat."""
 MODULUS = 251
-"""Checked integers are below it: sums of them are exact in float32 on up to 66,000 ranks, and they are in bfloat16."""
+"""These are integers below it: sums of them are exact in float32 on up to 66,000 ranks, and they are in bfloat16."""
 LEAST_SHARE = 0.1
 """Of the bandwidth that a plan assumes; with less, NCCL hardly uses the network that it should."""
 _DAMAGED = "look at dmesg and nvidia-smi on these hosts, and try NCCL_ALGO=Ring NCCL_PROTO=Simple"
@@ -46,40 +46,54 @@ class NetworkTimes:
     reduce_seconds: float
     wrong_weights: int
     """Elements of a broadcast that are not what was sent."""
-    weight_bytes: int
-    weight_seconds: float
+    bucket_bytes: int
+    """Of weights that are sent at once."""
+    bucket_seconds: float
 
 
-def measure(nodes: Sequence[str], reduced_bytes: int, weight_bytes: int) -> NetworkTimes:
+def measure(nodes: Sequence[str], reduced_bytes: int, bucket_bytes: int) -> NetworkTimes:
     """Measure in a world whose ranks are on ``nodes``. Collective.
 
     Weights go from rank 0 to all ranks of the other nodes, or to all others on one node.
     """
     rank, device = dist.get_rank(), world.device()
-    reduced = torch.zeros(reduced_bytes // 4, device=device)
     receivers = [other for other, node in enumerate(nodes) if node != nodes[0]] or list(range(1, len(nodes)))
     group = dist.new_group([0, *receivers])
     takes_part = rank in (0, *receivers)
-    bucket = torch.zeros(min(BUCKET_BYTES, weight_bytes) // 2 if takes_part else 0, dtype=torch.bfloat16, device=device)
-    buckets = -(-weight_bytes // BUCKET_BYTES)
+    reduced = torch.zeros(reduced_bytes // 4 // PATTERN, PATTERN, device=device)
+    bucket = torch.zeros(bucket_bytes // 2 // PATTERN, PATTERN, dtype=torch.bfloat16, device=device)
 
-    def send_weights() -> None:
-        for _ in range(buckets if takes_part else 0):
+    def send() -> None:
+        if takes_part:
             dist.broadcast(bucket, src=0, group=group)
 
+    latency = _seconds(lambda: _all_reduce(torch.zeros(1, device=device)), device)
+    reduce_seconds, bucket_seconds = _seconds(lambda: _all_reduce(reduced), device), _seconds(send, device)
+    reduced[:] = _pattern(rank, device)
+    _all_reduce(reduced)
+    expected = sum(_pattern(other, device).double() for other in range(len(nodes)))
+    bucket[:] = _pattern(rank, device).bfloat16()
+    send()
+    sent = _pattern(0 if takes_part else rank, device).bfloat16()
     return NetworkTimes(
-        wrong_sums=_wrong_sums(rank, len(nodes), device),
-        latency=_seconds(lambda: _all_reduce(reduced[:1]), device),
+        wrong_sums=int((reduced != expected).sum()),
+        latency=latency,
         reduced_bytes=reduced.nbytes,
-        reduce_seconds=_seconds(lambda: _all_reduce(reduced), device),
-        wrong_weights=_wrong_weights(rank, group, device) if takes_part else 0,
-        weight_bytes=buckets * bucket.nbytes,
-        weight_seconds=_seconds(send_weights, device),
+        reduce_seconds=reduce_seconds,
+        wrong_weights=int((bucket != sent).sum()),
+        bucket_bytes=bucket.nbytes,
+        bucket_seconds=bucket_seconds,
     )
 
 
-def measurements(found: Sequence[NetworkTimes], nodes: Sequence[str], link: float | None) -> Iterator[Measurement]:
-    """Yield what the ranks found. ``link`` is what a plan assumes between nodes, in bytes per second; None on CPUs."""
+def measurements(
+    found: Sequence[NetworkTimes], nodes: Sequence[str], weight_bytes: int, link: float | None
+) -> Iterator[Measurement]:
+    """Yield what the ranks found.
+
+    ``weight_bytes`` are those of the model. ``link`` is what a plan assumes between nodes, in bytes per second; None on
+    CPUs.
+    """
     first, ranks, count = found[0], len(nodes), len(set(nodes))
     where = f"{ranks} ranks on {count} node{'s' * (count > 1)}"
     wrong = sum(one.wrong_sums for one in found)
@@ -96,40 +110,27 @@ def measurements(found: Sequence[NetworkTimes], nodes: Sequence[str], link: floa
     wrong = sum(one.wrong_weights for one in found)
     to = "other nodes" if count > 1 else "the others"
     yield Measurement.at_most(f"weights from the first rank to {to}: elements that differ", wrong, 0, _DAMAGED)
-    sender = max(found, key=lambda one: one.weight_bytes)
-    speed = sender.weight_bytes / sender.weight_seconds
-    shown = f"{sender.weight_seconds:.3g} s, {speed / GB:.3g} GB/s"
-    yield Measurement(f"{sender.weight_bytes / GB:.2g} GB of weights", True, shown, value=sender.weight_seconds)
+    speed = first.bucket_bytes / first.bucket_seconds
+    shown = f"{speed / GB:.3g} GB/s, {weight_bytes / speed:.3g} s for the {weight_bytes / GB:.2g} GB of the model"
+    yield Measurement(f"{first.bucket_bytes / GB:.2g} GB of weights at once", True, shown, value=speed)
 
 
-def _wrong_sums(rank: int, ranks: int, device: torch.device) -> int:
-    numbers = torch.arange(CHECKED, device=device)
-    summed = ((numbers * (rank + 1)) % MODULUS).float()
-    _all_reduce(summed)
-    expected = torch.zeros(CHECKED, dtype=torch.long, device=device)
-    for other in range(ranks):
-        expected += (numbers * (other + 1)) % MODULUS
-    return int((summed.long() != expected).sum())
-
-
-def _wrong_weights(rank: int, group: dist.ProcessGroup | None, device: torch.device) -> int:
-    sent = (torch.arange(CHECKED, device=device) * 7 % MODULUS).bfloat16()
-    weights = sent.clone() if rank == 0 else torch.zeros_like(sent)
-    dist.broadcast(weights, src=0, group=group)
-    return int((weights != sent).sum())
+def _pattern(rank: int, device: torch.device) -> Tensor:
+    """[PATTERN] integers that are others on every rank."""
+    return (torch.arange(PATTERN, device=device) * (2 * rank + 3) % MODULUS).float()
 
 
 def _seconds(collective: Callable[[], None], device: torch.device) -> float:
     """Return the median time of the slowest rank, without the first call, which sets up connections."""
-    times = []
-    for _ in range(REPEATS + 1):
+    times: list[float] = []
+    while len(times) <= (1 if times and times[-1] > SLOW_S else REPEATS):
         _all_reduce(torch.zeros(1, device=device))  # ranks begin together
         _wait(device)
         started = time.perf_counter()
         collective()
         _wait(device)
         taken = torch.tensor([time.perf_counter() - started], device=device)
-        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+        dist.all_reduce(taken, op=dist.ReduceOp.MAX)  # the same on all ranks, so that all repeat it as often
         times.append(float(taken))
     return statistics.median(times[1:])
 

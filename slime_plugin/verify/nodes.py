@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,17 @@ from slime_plugin.config.cell import Cell
 from slime_plugin.planner.job import ASSUMPTIONS
 from slime_plugin.planner.memory import BF16
 from slime_plugin.run.evidence import collect
-from slime_plugin.verify.measurement import CheckResult, Measurement
-from slime_plugin.verify.settings import Verification
+from slime_plugin.verify.measurement import CheckResult, Measurement, Verdict
+from slime_plugin.verify.settings import Device, Verification
 
 COMMAND = (sys.executable, "-c", "from slime_plugin.cli.main import main; main()", "verify")
 NETWORK_TIMEOUT_S = 300.0
 REDUCED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
 """Of the all-reduce that is timed."""
-MAX_WEIGHT_BYTES = {"cuda": 16 << 30, "cpu": 1 << 26}
-"""Of the weights that are sent; those of a larger model are cut."""
+BUCKET_BYTES = {"cuda": 512 << 20, "cpu": 1 << 22}
+"""Of weights that are sent at once; slime's are as large."""
+ONE_GPU = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}}
+"""Ray shows an actor its own GPU only, whatever the environment of the job says."""
 CHECKS = {
     "nodes": "the same software and the same folder on all nodes",
     "network": "sums and weights between all GPUs of all nodes",
@@ -35,9 +39,10 @@ CHECKS = {
 """What is checked before each node checks itself."""
 UNREADABLE = "unreadable"
 _UNREACHED = (
-    "NCCL_DEBUG=INFO shows where it waits; nodes need open ports between them, and NCCL_SOCKET_IFNAME names the "
-    "interface if they have several"
+    "nodes need open ports between them, and NCCL_SOCKET_IFNAME names the interface if they have several; with "
+    "NCCL_DEBUG=INFO the logs of NodeRank in the folder of the results say where they wait"
 )
+_LOGS = "the logs of NodeRank in the folder of the results have the rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,8 @@ class NodeRank:
         """Return what should be the same on all nodes, and what the head has written into the folder of the run."""
         evidence = collect(run, cell, [])
         versions = {name: version for name, version in evidence["packages"].items() if version is not None}
-        with suppress(ImportError, RuntimeError):
-            import torch
-
-            if torch.cuda.is_available():
-                versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        with suppress(PackageNotFoundError):
+            versions["NCCL"] = version("nvidia-nccl-cu12")
         try:
             seen = (run / "seen").read_text(encoding="utf-8")
         except OSError as error:
@@ -71,15 +73,18 @@ class NodeRank:
         return {"software": software, "gpus": evidence["gpus"], "seen": seen}
 
     def rendezvous(self) -> str:
-        """Return where the ranks of a world meet: on this node."""
+        """Return where the ranks of a world meet: on this node. Import what the ranks need, which takes a while."""
         import ray
 
-        from slime_plugin.rollout.server.ports import free_port, http_url
+        from slime_plugin.rollout.server.ports import free_port
+        from slime_plugin.verify import network  # noqa: F401
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return http_url(host, free_port(host)).replace("http", "tcp")
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{free_port(host)}"
 
-    def measure(self, rendezvous: str, rank: int, nodes: Sequence[str], reduced: int, weights: int) -> Any:
+    def measure(self, rendezvous: str, rank: int, nodes: Sequence[str], device: Device) -> Any:
+        if device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch has not looked yet
         import torch
         import torch.distributed as dist
 
@@ -94,7 +99,7 @@ class NodeRank:
             timeout=timedelta(seconds=NETWORK_TIMEOUT_S / 2),
         )
         try:
-            return network.measure(nodes, reduced, weights)
+            return network.measure(nodes, REDUCED_BYTES[device], BUCKET_BYTES[device])
         finally:
             dist.destroy_process_group()
 
@@ -115,7 +120,7 @@ def check_together(verification: Verification, nodes: Sequence[Node], run: Path)
 
     gpus = verification.cell.cluster.gpus
     places = [node for node in nodes for _ in range(gpus)]
-    actor: Any = ray.remote(num_gpus=1, num_cpus=0)(NodeRank)  # typed for functions only
+    actor: Any = ray.remote(num_gpus=1, num_cpus=0, runtime_env=ONE_GPU)(NodeRank)  # typed for functions only
     ranks = [actor.options(scheduling_strategy=_on(node)).remote() for node in places]
     try:
         yield _result("nodes", lambda: _described(ranks[::gpus], nodes, run, verification.cell))
@@ -134,6 +139,7 @@ def verify_each(
     ``on_end`` is called with the exit code on each, as it ends. A node's JSON, page and log are in ``folder``.
     """
     import ray
+    from ray.exceptions import RayError
 
     run: Any = ray.remote(num_gpus=gpus, num_cpus=0, max_retries=0)(_verify_here)
     folder = folder.resolve()
@@ -145,7 +151,10 @@ def verify_each(
     while waiting:
         (task,), waiting = ray.wait(waiting)
         node = tasks[task]
-        code, value = ray.get(task)
+        try:
+            code, value = ray.get(task)
+        except RayError as error:
+            code, value = 1, {"error": f"the node was lost: {_last_line(error)}"}
         on_end(node, code)
         found[node.address] = value
     return found
@@ -188,18 +197,20 @@ def _result(name: str, check: Callable[[], Iterator[Measurement]]) -> CheckResul
 
     started = time.monotonic()
     found: list[Measurement] = []
-    message = ""
+    message = remedy = ""
     try:
         found.extend(check())
     except GetTimeoutError:
-        message = f"the ranks have not found each other, or hang, for {NETWORK_TIMEOUT_S:.0f} s"
+        message, remedy = f"no answer for {NETWORK_TIMEOUT_S:.0f} s", _UNREACHED
     except RayError as error:
-        message = next(line for line in reversed(str(error).splitlines()) if line.strip()).strip()
-    passed = not message and all(finding.ok for finding in found)
-    seconds = time.monotonic() - started
-    return CheckResult(
-        name, "passed" if passed else "failed", seconds, tuple(found), message, remedy=_UNREACHED if message else ""
-    )
+        message = _last_line(error)
+        remedy = _UNREACHED if "DistBackendError" in str(error) or "timed out" in str(error) else _LOGS
+    verdict: Verdict = "passed" if not message and all(finding.ok for finding in found) else "failed"
+    return CheckResult(name, verdict, time.monotonic() - started, tuple(found), message, remedy)
+
+
+def _last_line(error: Exception) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 def _described(ranks: Sequence[Any], nodes: Sequence[Node], run: Path, cell: Cell) -> Iterator[Measurement]:
@@ -239,14 +250,11 @@ def _network(ranks: Sequence[Any], places: Sequence[str], verification: Verifica
     from slime_plugin.verify.network import measurements
 
     device = verification.device
-    weights = min(BF16 * verification.architecture.parameters, MAX_WEIGHT_BYTES[device])
-    meeting = ray.get(ranks[0].rendezvous.remote(), timeout=NETWORK_TIMEOUT_S)
-    tasks = [
-        rank.measure.remote(meeting, number, places, REDUCED_BYTES[device], weights)
-        for number, rank in enumerate(ranks)
-    ]
+    meeting, *_ = ray.get([rank.rendezvous.remote() for rank in ranks], timeout=NETWORK_TIMEOUT_S)
+    tasks = [rank.measure.remote(meeting, number, places, device) for number, rank in enumerate(ranks)]
     found = ray.get(tasks, timeout=NETWORK_TIMEOUT_S)
-    return measurements(found, places, ASSUMPTIONS.link if device == "cuda" else None)
+    weight_bytes = BF16 * verification.architecture.parameters
+    return measurements(found, places, weight_bytes, ASSUMPTIONS.link if device == "cuda" else None)
 
 
 def _on(node: Node) -> Any:

@@ -83,8 +83,12 @@ def _devices(verification: Verification, probed: Probe) -> Iterator[Finding]:
         remedy = "works, and the ranks wait for each other: lower trainer.tp, pp or cp"
         yield Finding.of("ranks", ranks <= cores, f"{ranks} on {cores} CPU cores", remedy)
         return
-    remedy = f"trainer.tp x pp x cp is {ranks}: lower them, or take a machine with more GPUs"
-    yield Finding.of("ranks", ranks <= len(probed.gpus), f"{ranks} on {len(probed.gpus)} GPUs", remedy, "missing")
+    cluster = verification.cell.cluster
+    remedy = f"trainer.tp x pp x cp is {ranks}: lower them, or raise cluster.nodes"
+    yield Finding.of("ranks", ranks <= cluster.nodes * cluster.gpus, f"{ranks} of a replica", remedy, "missing")
+    remedy = f"cluster.gpus is {cluster.gpus}: set it to what every node has, or look why nvidia-smi shows fewer"
+    enough = len(probed.gpus) >= min(ranks, cluster.gpus)
+    yield Finding.of("GPUs of this machine", enough, str(len(probed.gpus)), remedy, "missing")
     busy = [i for i, gpu in enumerate(probed.gpus) if gpu["free"] < FREE_SHARE * gpu["total"]]
     found = f"in use: {', '.join(map(str, busy))}" if busy else "all free"
     yield Finding.of("GPUs", not busy, found, "nvidia-smi names the processes that hold them; end these", "missing")

@@ -18,7 +18,7 @@ from slime_plugin.train.tree_model import unwrapped
 from slime_plugin.train.tree_sequence import tree_sequence
 from slime_plugin.verify import oracles, world
 from slime_plugin.verify.generated import random_tree
-from slime_plugin.verify.measurement import Measurement
+from slime_plugin.verify.measurement import Measurement, worst
 from slime_plugin.verify.settings import Verification
 
 TOKENS, SEGMENTS = 512, 24
@@ -33,9 +33,9 @@ def check(verification: Verification) -> Iterator[Measurement]:
     found = world.run_on_ranks(verification.parallel.ranks, measure, verification)
     wrong = sum(rank["depths"] for rank in found)
     yield Measurement.at_most(f"depths of {TOKENS} tokens that are wrong", wrong, 0.0, _DEPTH)
-    worst = max((rank["rotation"] for rank in found), key=lambda x: x if x == x else float("inf"))
+    rotation = worst(rank["rotation"] for rank in found)
     what = f"queries and keys at positions up to {verification.positions:,}"
-    yield Measurement.at_most(what, worst, verification.rope_limit, _TABLE)
+    yield Measurement.at_most(what, rotation, verification.rope_limit, _TABLE)
 
 
 def measure(verification: Verification) -> dict[str, float]:
@@ -60,7 +60,7 @@ def measure(verification: Verification) -> dict[str, float]:
         oracles.relative(behind, oracles.rotated(before.reshape(behind.shape), here, base))
         for before, behind in caught.pairs()
     ]
-    return {"depths": float(wrong), "rotation": max(differences)}
+    return {"depths": float(wrong), "rotation": worst(differences)}
 
 
 class _Caught:

@@ -40,20 +40,27 @@ class Limits:
     gradient: float
     engine: float
     """Nats, a mean over tokens: two implementations of a model."""
+    ratio: float
+    """Of a policy to itself: a pass without gradient and one with it."""
+    reference_kl: float
+    """Nats, of a policy to itself."""
 
 
 LIMITS = {
     "float64": Limits(
         attention=1e-12, attention_gradient=1e-12, rope=1e-5, statistics=1e-10, statistics_gradient=1e-10,
-        divergence=1e-10, head=1e-10, logprob=1e-5, made_up=1e-5, loss=1e-5, gradient=1e-4, engine=1e-5,
+        divergence=1e-10, head=1e-10, logprob=1e-5, made_up=1e-5, loss=1e-5, gradient=1e-4, engine=1e-5, ratio=1e-4,
+        reference_kl=1e-6,
     ),
     "float32": Limits(
         attention=2e-6, attention_gradient=1e-5, rope=1e-5, statistics=1e-4, statistics_gradient=1e-5,
-        divergence=1e-4, head=1e-5, logprob=1e-5, made_up=1e-5, loss=1e-5, gradient=1e-4, engine=1e-5,
+        divergence=1e-4, head=1e-5, logprob=1e-5, made_up=1e-5, loss=1e-5, gradient=1e-4, engine=1e-5, ratio=1e-4,
+        reference_kl=1e-6,
     ),
     "bfloat16": Limits(
         attention=5e-3, attention_gradient=1e-2, rope=5e-3, statistics=1e-4, statistics_gradient=1e-2,
-        divergence=5e-2, head=5e-2, logprob=1e-2, made_up=3e-2, loss=1e-2, gradient=1e-1, engine=2e-2,
+        divergence=5e-2, head=5e-2, logprob=1e-2, made_up=3e-2, loss=1e-2, gradient=1e-1, engine=4e-2, ratio=1e-2,
+        reference_kl=1e-3,
     ),
 }  # fmt: skip
 """By data type of the model. Statistics are float32 at least."""

@@ -86,10 +86,13 @@ def check(verification: Verification) -> Iterator[Measurement]:
     found = world.run_on_ranks(verification.parallel.ranks, measure, verification)
     first, gpu = found[0], gpu_named(found[0].device)
     yield from _updates(verification, first)
-    yield from _shares(verification, first, gpu)
+    slowest = {
+        key: (max if key.endswith("_seconds") else min)(rank.links[key] for rank in found) for key in first.links
+    }
+    yield from _shares(verification, first, gpu, slowest.get("nvlink"))
     yield _memory(verification, found)
     yield from _waits(verification, found)
-    yield from _links(verification, found, gpu)
+    yield from _links(verification, slowest, gpu)
 
 
 def rollouts_of(verification: Verification) -> list[Record]:
@@ -229,14 +232,16 @@ def _updates(verification: Verification, found: RankSpeed) -> Iterator[Measureme
         )
 
 
-def _shares(verification: Verification, found: RankSpeed, gpu: Gpu | None) -> Iterator[Measurement]:
-    """Yield what the seconds of the cell's method come to, beside what a plan expects."""
+def _shares(
+    verification: Verification, found: RankSpeed, gpu: Gpu | None, nvlink: float | None
+) -> Iterator[Measurement]:
+    """Yield what the seconds of the cell's method come to, beside what a plan expects; ``nvlink`` was measured."""
     trainer, own = verification.one_replica().trainer, verification.cell.method.type
     taken = statistics.median(found.seconds[own])
     if gpu is not None:
         update = PlannedUpdate(verification.architecture, trainer, gpu, found.rows[own], found.micro_batches[own])
         yield Measurement.beside_plan(f"update by {own}", taken, update.seconds, "s")
-        mfu = update.mfu(taken)
+        mfu = replace(update, gpu=gpu if nvlink is None else replace(gpu, nvlink=nvlink)).mfu(taken)
         if mfu is not None:
             yield Measurement.beside_plan("share of the GPU's operations", mfu, gpu.mfu, "", assumption="mfu")
     share = found.logprob_seconds / taken
@@ -259,26 +264,27 @@ def _waits(verification: Verification, found: Sequence[RankSpeed]) -> Iterator[M
     verb = "wait" if verification.device == "cuda" else "would wait"
     what = f"operations that {verb} for a GPU"
     yield Measurement(what, True, f"{number}{f': {where}' if where else ''}", value=number, numbers=worst.waits)
-    if worst.times is not None:
+    if worst.times is None:
+        if verification.device == "cuda":
+            yield Measurement("GPU without work", True, "unknown: the profiler saw no work of the GPU")
+    else:
         idle, lost = worst.times.idle / worst.times.seconds, worst.times.lost / worst.times.seconds
         yield Measurement("GPU without work", True, f"{idle:.1%} of an update", value=idle)
         text = f"{lost:.1%} of an update, at {worst.times.calls} waits and copies"
         yield Measurement("  of that because the host waited", True, text, value=lost)
 
 
-def _links(verification: Verification, found: Sequence[RankSpeed], gpu: Gpu | None) -> Iterator[Measurement]:
+def _links(verification: Verification, slowest: Mapping[str, float], gpu: Gpu | None) -> Iterator[Measurement]:
     """Yield what the slowest rank gets, beside what a plan assumes."""
     on_gpu = verification.device == "cuda"
-    slowest = {
-        key: (max if key.endswith("_seconds") else min)(rank.links[key] for rank in found) for key in found[0].links
-    }
     for key, what, unit, per_unit, assumed in (
-        # What decoding reaches is a share of the published bandwidth, so that the measured one replaces nothing.
+        # What decoding reaches is a share of the published bandwidth, and engines sum in another way than the trainer:
+        # these two replace nothing.
         ("bandwidth", "reading weights from memory", "GB/s", GB, None if gpu is None else gpu.bandwidth),
         ("pcie", "between a GPU and its host", "GB/s", GB, ASSUMPTIONS.pcie),
         ("nvlink", "between tensor-parallel ranks", "GB/s", GB, None if gpu is None else gpu.nvlink),
         ("allreduce_seconds", "all-reduce of a token", "us", 1e-6, ASSUMPTIONS.allreduce_seconds if on_gpu else None),
     ):
         if key in slowest:
-            assumption = "" if key == "bandwidth" else key
+            assumption = key if key in ("pcie", "nvlink") else ""
             yield Measurement.beside_plan(what, slowest[key], assumed, unit, per_unit, assumption)

@@ -99,8 +99,8 @@ class DeviceTimes:
     """Of ``WAITING_CALLS``."""
 
 
-def profiled(action: Callable[[], object]) -> DeviceTimes:
-    """Profile a call on the GPU of this rank."""
+def profiled(action: Callable[[], object]) -> DeviceTimes | None:
+    """Profile a call on the GPU of this rank; None if the profiler saw nothing of the GPU."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         action()
         torch.cuda.synchronize()
@@ -109,7 +109,7 @@ def profiled(action: Callable[[], object]) -> DeviceTimes:
         for event in profiler.events() or ()
         if not event.is_user_annotation  # a region of the host, which covers the gaps between kernels
     ]
-    return device_times(events)
+    return device_times(events) if any(on_device for _, on_device, _, _ in events) else None
 
 
 def device_times(events: Iterable[tuple[str, bool, float, float]]) -> DeviceTimes:

@@ -16,13 +16,16 @@ from slime_plugin.train.pipeline import run_schedule
 from slime_plugin.train.process_groups import is_last_stage
 from slime_plugin.train.ranks import OnProgress, run_ranks
 from slime_plugin.train.tree_sequence import TreeSequence, window_of
+from slime_plugin.verify.measurement import SkippedError
 from slime_plugin.verify.settings import Verification
 
 Result = TypeVar("Result")
 
 
 def run_on_ranks(ranks: int, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-    """Return what ``function(...)`` returns on each rank, in a world of its own."""
+    """Return what ``function(...)`` returns on each rank, in a world of its own. Skip what needs several machines."""
+    if torch.cuda.is_available() and ranks > torch.cuda.device_count():
+        raise SkippedError(f"a replica has {ranks} ranks, and this machine {torch.cuda.device_count()} GPUs")
     return run_ranks(ranks, call, function, *arguments)
 
 

@@ -127,7 +127,7 @@ def apply(attend: Attend, inputs: Sequence[Tensor], plan: TreePlan) -> Tensor:
 
 def attend_gathered(query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scale: float) -> Tensor:
     """The flash backend around a kernel that runs here: its plan, gather and scatter are the ones used on CUDA."""
-    return attend_varlen(query, key, value, plan, scale, VarlenKernel(lower_right_forward, lower_right_backward))
+    return attend_varlen(query, key, value, plan, scale, VarlenKernel(lower_right_forward, lower_right_backward, 2))
 
 
 @settings(max_examples=60)

@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 from tests.test_launch import REMOTE_SHELL, executable
 
 NODES = ["first", "first", "second"]
-BYTES = 1 << 16
+BYTES = 1 << 19
 
 
 def measured(on_progress: OnProgress, breakage: str) -> NetworkTimes:
@@ -29,10 +29,10 @@ def measured(on_progress: OnProgress, breakage: str) -> NetworkTimes:
 
     def stale(tensor: Any, **settings: Any) -> None:
         """The last rank keeps what it had in the last element."""
-        kept = tensor[-1].clone()
+        kept = tensor[-1, -1].clone()
         right(tensor, **settings)
         if dist.get_rank() == 2:
-            tensor[-1] = kept
+            tensor[-1, -1] = kept
 
     if breakage == "stale weights":
         vars(dist)["broadcast"] = stale
@@ -43,7 +43,7 @@ def measured(on_progress: OnProgress, breakage: str) -> NetworkTimes:
 
 
 def found(breakage: str) -> list[Measurement]:
-    return list(measurements(run_ranks(3, measured, breakage), NODES, None))
+    return list(measurements(run_ranks(3, measured, breakage), NODES, 10**9, None))
 
 
 def test_a_sound_network() -> None:
@@ -64,12 +64,12 @@ def test_what_is_lost_on_the_way(breakage: str, red: str) -> None:
 def test_a_network_that_is_too_slow_for_its_plan() -> None:
     """Three quarters of 2 GB cross the border of a node twice in a second: 3 GB/s of 50."""
     times = NetworkTimes(0, 1e-5, 2 * 10**9, 1.0, 0, 10**9, 0.5)
-    slow = list(measurements([times] * 4, ["a", "a", "b", "b"], 50e9))[2]
+    slow = list(measurements([times] * 4, ["a", "a", "b", "b"], 10**9, 50e9))[2]
     assert (slow.ok, slow.found, slow.limit) == (False, "3 GB/s", ">= 5 GB/s")
     assert (slow.assumption, slow.value) == ("link", 3e9)
-    fast = list(measurements([replace(times, reduce_seconds=0.1)] * 4, ["a", "a", "b", "b"], 50e9))[2]
+    fast = list(measurements([replace(times, reduce_seconds=0.1)] * 4, ["a", "a", "b", "b"], 10**9, 50e9))[2]
     assert fast.ok
-    inside = list(measurements([times] * 2, ["a", "a"], 50e9))[2]
+    inside = list(measurements([times] * 2, ["a", "a"], 10**9, 50e9))[2]
     assert (inside.ok, inside.assumption) == (True, ""), "NVLink, of which this says nothing"
 
 
@@ -116,6 +116,13 @@ def test_what_failed_on_a_node() -> None:
     ]
     lost = summary(Node("1", "10.0.0.7"), {"error": "verify ended with -9: Killed; see a.log"})
     assert (lost.verdict, lost.message) == ("failed", "verify ended with -9: Killed; see a.log")
+
+
+def test_an_option_is_no_value_of_another_one() -> None:
+    words = ["launch/verify.sh", "configs/quickstart.yaml", "--out", "--only", "rope"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--out has no value" in done.stderr
 
 
 def verify_hosts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import re
 from html.parser import HTMLParser
@@ -22,7 +23,8 @@ from slime_plugin.methods import lay_out
 from slime_plugin.verify import engine, longest_row, resources, training, world
 from slime_plugin.verify.checks import CHECKS
 from slime_plugin.verify.generated import random_records, random_tree
-from slime_plugin.verify.measurement import Measurement
+from slime_plugin.verify.measurement import Measurement, worst
+from slime_plugin.verify.settings import LIMITS
 from tests.cli import run
 from tests.conftest import ROOT
 from tests.verify.breakages import run_broken
@@ -70,7 +72,8 @@ def test_a_sound_cell_passes(tmp_path: Path) -> None:
         assert check["measurements"]
         for finding in check["measurements"]:
             assert finding["ok"]
-            assert check["check"] == "longest_row" or 0 <= finding["value"] <= float(finding["limit"].split()[1])
+            if finding["limit"].startswith("<="):
+                assert 0 <= finding["value"] <= float(finding["limit"].split()[1])
     parser = HTMLParser()
     parser.feed(page.read_text(encoding="utf-8"))
     assert "6 passed" in page.read_text(encoding="utf-8")
@@ -156,7 +159,7 @@ def test_a_real_engine_and_one_that_keeps_old_weights(monkeypatch: pytest.Monkey
     monkeypatch.setattr(engine, "update_weights", forget)
     code, found = verify("--only", "engine")
     assert (code, red(found)) == (1, {"engine"})
-    before, after, _ = found["engine"]["measurements"]
+    before, after, *_ = found["engine"]["measurements"]
     assert (before["ok"], after["ok"]) == (True, False)
     assert "does not sample with the weights that it was given" in found["engine"]["remedies"][0]
 
@@ -179,7 +182,7 @@ LR = [0.0, 1e-4, 2e-4, 3e-4]
 def test_steps_of_a_resumed_run(numbers: list[int], changes: dict[str, float], wrong: list[str]) -> None:
     """``changes`` are to the first step."""
     steps = [{**STEP, "step": number, "lr": LR[number], **(changes if not number else {})} for number in numbers]
-    found = list(training.findings(steps, training.small_run(load_cell(QUICKSTART))))
+    found = list(training.findings(steps, training.small_run(load_cell(QUICKSTART)), LIMITS["float32"]))
     assert [finding.what for finding in found if not finding.ok] == wrong
     assert all(finding.remedy for finding in found if not finding.ok)
 
@@ -288,6 +291,19 @@ def test_a_cpu_is_chosen_before_torch_looks_for_gpus(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert verify("--device", "cpu", "--only", "tools")[0] == 0
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_the_worst_of_several_numbers_is_one_that_is_none() -> None:
+    assert math.isnan(worst([0.001, math.nan, 0.002]))
+    assert worst([0.001, 0.003, 0.002]) == 0.003
+    assert worst([]) == 0.0
+
+
+def test_a_small_run_that_no_disk_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "disk_needed", lambda cell: 1e18)
+    code, found = verify("--only", "training")
+    assert (code, found["training"]["verdict"]) == (0, "skipped")
+    assert "up to 1,000,000,000 GB" in found["training"]["message"]
 
 
 def test_a_number_that_is_none_is_over_its_limit() -> None:

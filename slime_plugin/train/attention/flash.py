@@ -56,6 +56,8 @@ class VarlenKernel:
     """(query, key, value, varlen, scale) -> (output, log-sum-exp in the kernel's own layout)"""
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Varlen, float], tuple[Tensor, Tensor, Tensor]]
     """(grad_output, query, key, value, output, log-sum-exp, varlen, scale) -> gradients of query, key, value"""
+    version: int
+    """Of FlashAttention, whose memory it takes."""
 
 
 def attend_flash(query: Tensor, key: Tensor, value: Tensor, plan: TreePlan, scale: float) -> Tensor:
@@ -175,14 +177,15 @@ def _flash_attention_2(library: Any) -> VarlenKernel:
     common = {"dropout_p": 0.0, "causal": True}
     backward = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
     functions = library._flash_attn_varlen_forward, library._flash_attn_varlen_backward
-    return _kernel(*functions, common, common | backward)
+    return _kernel(2, *functions, common, common | backward)
 
 
 def _flash_attention_3(library: Any) -> VarlenKernel:
-    return _kernel(library._flash_attn_forward, library._flash_attn_backward, {"causal": True}, {"is_causal": True})
+    return _kernel(3, library._flash_attn_forward, library._flash_attn_backward, {"causal": True}, {"is_causal": True})
 
 
 def _kernel(
+    version: int,
     library_forward: Callable[..., Any],
     library_backward: Callable[..., Any],
     forward_settings: dict[str, Any],
@@ -203,4 +206,4 @@ def _kernel(
         library_backward(**tensors, dq=dq, dk=dk, dv=dv, **settings)
         return dq, dk, dv
 
-    return VarlenKernel(forward, backward)
+    return VarlenKernel(forward, backward, version)

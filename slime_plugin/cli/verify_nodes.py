@@ -48,7 +48,7 @@ def verify_nodes(
     def show_end(node: Node, code: int) -> None:
         log_line(f"{node.address}: {'passed' if code == 0 else 'failed'}; {run / node.address}.html has all of it")
 
-    log_line(f"verifying on {len(nodes)} nodes; {run}/HOST.log shows how far each is")
+    log_line(f"verifying on {len(nodes)} node{'s' * (len(nodes) > 1)}; {run}/HOST.log shows how far each is")
     found = verify_each(nodes, words, run, cell.cluster.gpus, show_end)
     results += [summary(node, found[node.address]) for node in nodes]
     about = {**CHECKS, **{node.address: "memorywalker verify on this node" for node in nodes}}

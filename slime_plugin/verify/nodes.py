@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -77,9 +78,9 @@ class NodeRank:
         import ray
 
         from slime_plugin.rollout.server.ports import free_port
-        from slime_plugin.verify import network  # noqa: F401
+        from slime_plugin.verify import network  # noqa: F401  # for measure, which is timed
 
-        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no types for it
         return f"tcp://{f'[{host}]' if ':' in host else host}:{free_port(host)}"
 
     def measure(self, rendezvous: str, rank: int, nodes: Sequence[str], device: Device) -> Any:
@@ -109,6 +110,7 @@ def join_cluster() -> list[Node]:
     import ray
 
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # Ray's handler prints a stack
     found = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray has no types for it
     found.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeManagerAddress"]))
     return [Node(node["NodeID"], node["NodeManagerAddress"]) for node in found]

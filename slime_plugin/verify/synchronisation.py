@@ -44,7 +44,7 @@ class WaitCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # the same
         self.places: Counter[str] = Counter()
 
     def __torch_dispatch__(

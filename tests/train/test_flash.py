@@ -200,7 +200,7 @@ def test_more_keys_than_32_bits_count() -> None:
     blocks = tuple(QueryBlock(2**30 + i, 2**30 + i + 1, ((0, 2**30),)) for i in range(2))
     plan = TreePlan(2**30 + 2, np.empty(0, dtype=np.int32), blocks, (2**30, 2**30 + 2))
     with pytest.raises(LayoutError, match=r"paths of 2 query blocks have 2,147,483,650 keys, more than 32 bits count"):
-        plan.key_bounds  # noqa: B018
+        plan.key_bounds  # noqa: B018  # computed when it is asked for
 
 
 # The reference itself
